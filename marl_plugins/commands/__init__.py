@@ -38,6 +38,11 @@ COMMANDS = (
         "RUN [--to FILE]",
         "what became of a run's actions; tables of them, as Parquet, Arrow, JSON Lines",
     ),
+    _command(
+        "fork",
+        "RUN --step N --task ID --action ROLE.N",
+        "what would have come of other words: live continuations of a recorded trajectory",
+    ),
     _command("plugins", "[--json]", "plugins that are found, and what they hook into"),
     _command("compat", "PATH | VERSION", "whether another release of upstream still fits"),
     _command(

@@ -120,6 +120,8 @@ class Tool:
         workspaces: `workspaces(task)` is the folder of one trajectory, an asynchronous context, for
             all tools with `in_workspace`.
         settings: What an answer depends on in addition to the call, as JSON values, such as limits.
+        outside: Whether a call may have effects that outlast the trajectory, so that a recorded one
+            is not made again for `openrlhf fork` unless asked.
         functions: What it offers by name, for roles with `calls:` and for tools without `find`;
             empty where that is known only once the tool has started (an MCP server's).
     """
@@ -135,6 +137,7 @@ class Tool:
     workspaces: Callable[[Task], AbstractAsyncContextManager[Workspace]] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     functions: tuple[Function, ...] | None = None
+    outside: bool = False
 
     def function(self, name: str) -> Function | None:
         """Returns the function of a name, if the tool offers it."""

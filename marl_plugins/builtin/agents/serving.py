@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from marl_plugins.builtin.agents.requests import CallReward, ChatRequest, EndpointRefusal
@@ -24,16 +25,14 @@ from marl_plugins.core.workflow import Roles, Tools, calls_of, run_workflow
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.plan.describe import first_lines
 from marl_plugins.engine.plan.engines_only import models_parser, planned
-from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
 from marl_plugins.engine.records.display import Display
-from marl_plugins.engine.records.run_folder import replayed
+from marl_plugins.engine.records.run_folder import started_with
 from marl_plugins.engine.runtime.engines_only import with_engines
 
 if TYPE_CHECKING:
     from marl_plugins.engine.runtime.rollout import Rollout
 
 T = TypeVar("T")
-CONTINUES = ("ckpt.load_enable", "resume")
 
 
 def own_parser() -> UpstreamParser:
@@ -56,7 +55,7 @@ def main(words: Sequence[str]) -> int:
         print(own_parser().format_help(), end="")
         return 0
     if words and not words[0].startswith("-"):
-        words = [*_recorded(words[0]), "--models", words[0], *words[1:]]
+        words = [*started_with(Path(words[0])), "--models", words[0], *words[1:]]
     plan, options = planned(words, own_parser())
     if plan.options.dry_run:
         print(*first_lines(plan), sep="\n")
@@ -78,17 +77,6 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 0
     return 1
-
-
-def _recorded(folder: str) -> list[str]:
-    """The words with which a run was started, without those that continue it.
-
-    Raises:
-        ConfigurationError: The folder holds no run.
-    """
-    recorded, _ = replayed(["--resume", folder])
-    flags = split_flags(recorded, COMMAND_LINE)
-    return [word for flag in flags if flag.name not in CONTINUES for word in flag.argv]
 
 
 async def serve(

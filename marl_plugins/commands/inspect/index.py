@@ -42,10 +42,11 @@ class TaskName(NamedTuple):
     id: str
 
 
-def name_of(task: str, origin: str) -> str:
+def name_of(task: str, origin: str, forked: Sequence[str | int] | None) -> str:
     """Returns the name under which a task is shown: a trajectory that another run has made is told
-    apart by its origin."""
-    return f"{task} ({origin})" if origin else task
+    apart by its origin, and a fork by the action from which it goes on and its number."""
+    of = origin or (f"fork {forked[1]} of {forked[0]}" if forked else "")
+    return f"{task} ({of})" if of else task
 
 
 class Metadata(msgspec.Struct, gc=False):
@@ -74,6 +75,7 @@ class Entry(msgspec.Struct):
     seconds: float = 0.0
     metadata: Metadata = msgspec.field(default_factory=Metadata)
     origin: str = ""
+    forked: tuple[str, int] | None = None
     outcomes: dict[str, float | None] = {}
     file: int = 0
     offset: int = 0
@@ -86,7 +88,7 @@ class Entry(msgspec.Struct):
     @property
     def name(self) -> str:
         """The task as it is shown."""
-        return name_of(self.task_id, self.origin)
+        return name_of(self.task_id, self.origin, self.forked)
 
     @property
     def key(self) -> tuple[int, str, int]:

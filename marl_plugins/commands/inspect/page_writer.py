@@ -18,6 +18,7 @@ import base64
 import gzip
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,10 @@ def write_page(run: RunReader, query: Query, file: Path, most: int) -> str:
     if not index.entries:
         raise nothing_found(run, query)
     entries = sampled(index.entries, most)
-    write(file, pieces([Side(index, entries)], index_values(index, entries)))
+    command = ["openrlhf", "fork", str(run.folder)]
+    command += ["--evaluations"] if query.wanted.split == "eval" else []
+    values = {**index_values(index, entries), "fork": "" if run.file else shlex.join(command)}
+    write(file, pieces([Side(index, entries)], values))
     return f"{file}: {share_text(entries, index.entries)}, {file.stat().st_size / 2**20:.1f} MB"
 
 

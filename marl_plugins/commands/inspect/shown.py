@@ -28,7 +28,7 @@ def trajectory_values(trajectory: Trajectory) -> dict[str, Any]:
     values: dict[str, Any] = finite(
         {"files": [], "tools": []} | to_record(trajectory, tokens=False)
     )
-    values["task"] = name_of(trajectory.task.id, trajectory.origin)
+    values["task"] = name_of(trajectory.task.id, trajectory.origin, trajectory.forked)
     depths, lanes = places_of(trajectory.actions)
     _add_status(values["tools"], trajectory.tool_results)
     for shown, action in zip(values["actions"], trajectory.actions, strict=True):

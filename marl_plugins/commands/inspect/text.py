@@ -122,6 +122,7 @@ def action_text(action: Mapping[str, Any]) -> Text:
         ),
         ("saw", ", ".join(action["parents"]) or "the task alone"),
         ("continues", action["continues"]),
+        ("words", "given, not sampled" if action.get("replayed") else None),
         (
             "tokens",
             f"{action['tokens_shown']} shown, {action['tokens_sampled']} sampled, finish "

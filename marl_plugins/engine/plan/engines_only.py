@@ -1,10 +1,10 @@
-"""The plan of a run of engines only (`openrlhf eval`, `openrlhf serve`)."""
+"""The plan of a run of engines only (`openrlhf eval`, `openrlhf serve`, `openrlhf fork`)."""
 
 from __future__ import annotations
 
 import copy
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -145,6 +145,15 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
     if problems:
         raise ConfigurationError(list(dict.fromkeys(problems)))
     models = {name: str((folder / saved_as[name]).absolute()) for name in to_load}
+    return with_folders(run, models)
+
+
+def with_folders(run: Run, models: Mapping[str, str]) -> Run:
+    """Returns the run with other models.
+
+    Args:
+        models: Their folders, by policy.
+    """
     policy_args = {name: copy.deepcopy(args) for name, args in run.policy_args.items()}
     for name, model in models.items():
         policy_args[name].actor.model_name_or_path = model

@@ -164,11 +164,7 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
             )
         )
     entry = _last_entry(folder)
-    place = os.path.abspath(folder)
-    repeated = [
-        GivenFlag(name, tuple(_located(word, place) for word in values), COMMAND_LINE)
-        for name, *values in entry["repeat"]
-    ]
+    repeated = _repeated(entry, folder)
     more = [f for f in flags if f.name != "resume"]
     recorded = {Path(word).name for f in repeated if f.name == "plugin" for word in f.words}
     twice = [
@@ -203,6 +199,25 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
         if name not in names
     ]
     return [word for flag in (*repeated, *loading, *more, *chosen) for word in flag.argv], remarks
+
+
+def started_with(folder: Path) -> list[str]:
+    """Returns the words with which a run was started, its own copy of the recipe among them,
+    without those that continue it.
+
+    Raises:
+        ConfigurationError: The folder holds no run, or the copy has changed.
+    """
+    flags = _repeated(_last_entry(folder), folder)
+    return [word for flag in flags if flag.name != "ckpt.load_enable" for word in flag.argv]
+
+
+def _repeated(entry: Any, folder: Path) -> list[GivenFlag]:
+    place = os.path.abspath(folder)
+    return [
+        GivenFlag(name, tuple(_located(word, place) for word in values), COMMAND_LINE)
+        for name, *values in entry["repeat"]
+    ]
 
 
 def _last_entry(folder: Path) -> Any:

@@ -261,23 +261,11 @@ class _Speaker:
             if not all(0 <= number < size for number in ids):
                 raise self._refusal("text", f"{of} has ids that are not in 0 ... {size - 1}")
         else:
-            if len(answer.text) > MOST_CHARS_PER_TOKEN * (call.max_tokens + 1):
-                raise self._refusal(
-                    "length",
-                    f"{of} has {len(answer.text)} characters, for {call.max_tokens} tokens at most",
-                )
-            if "\ufffd" in answer.text:  # a part of a character: other ids would give it too
-                raise self._refusal("text", f"{of} holds U+FFFD")
-            ids = encoded(chat, answer)
-        ends = [number in chat.ends for number in ids]
-        ends_once = not any(ends[:-1]) and any(ends) == (answer.end == "eos")
-        if not ends_once or chat.said(ids) != answer.text:
-            raise self._refusal("text", f"{of} is not what its ids say in this policy's tokenizer")
-        if len(ids) > call.max_tokens:
-            raise self._refusal(
-                "length", f"{of} has {len(ids)} tokens, of at most {call.max_tokens}"
-            )
-        return ids
+            ids = ()
+        try:
+            return ids_of(answer, chat, call.max_tokens, ids)
+        except RefusedRecord as refused:
+            raise self._refusal(refused.reason, str(refused)) from None
 
     def _refusal(self, reason: RefusalReason, detail: str) -> InfrastructureFailure:
         """Notes why the record is refused; the failure that is returned ends the workflow."""
@@ -292,6 +280,35 @@ def check_origin(origin: str) -> None:
             f"origin {origin!r:.80} names nobody; expected 1 to {LONGEST_ORIGIN_CHARS} printable "
             "characters"
         )
+
+
+def ids_of(
+    answer: AnswerWords, chat: ChatFormat, most: int, ids: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """Returns the ids of an answer, which say its text again.
+
+    Args:
+        most: Tokens that the answer may have.
+        ids: Its ids, where they are known.
+
+    Raises:
+        RefusedRecord: It is too long, or is not what its ids say.
+    """
+    of = f"the answer of role {answer.role!r}"
+    if not ids:
+        if len(answer.text) > MOST_CHARS_PER_TOKEN * (most + 1):
+            long = f"{of} has {len(answer.text)} characters, for {most} tokens at most"
+            raise RefusedRecord("length", long)
+        if "\ufffd" in answer.text:  # a part of a character: other ids would give it too
+            raise RefusedRecord("text", f"{of} holds U+FFFD")
+        ids = encoded(chat, answer)
+    ends = [number in chat.ends for number in ids]
+    ends_once = not any(ends[:-1]) and any(ends) == (answer.end == "eos")
+    if not ends_once or chat.said(ids) != answer.text:
+        raise RefusedRecord("text", f"{of} is not what its ids say in this policy's tokenizer")
+    if len(ids) > most:
+        raise RefusedRecord("length", f"{of} has {len(ids)} tokens, of at most {most}")
+    return ids
 
 
 def encoded(chat: ChatFormat, answer: AnswerWords) -> tuple[int, ...]:

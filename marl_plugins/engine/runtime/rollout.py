@@ -81,12 +81,16 @@ class Rollout:
         """
 
         def roles(task: Task, place: int) -> Mapping[str, RoleSpec]:
-            return {
-                name: replace(role, sampling=replace(role.sampling, temperature=temperature))
-                for name, role in self.cast(task, EVALUATION, place).items()
-            }
+            return self.evaluated(task, place, temperature)
 
         return self._all(tasks, samples, EVALUATION, None, roles)
+
+    def evaluated(self, task: Task, place: int, temperature: float) -> dict[str, RoleSpec]:
+        """Returns every role as an evaluation plays it on a task."""
+        return {
+            name: replace(role, sampling=replace(role.sampling, temperature=temperature))
+            for name, role in self.cast(task, EVALUATION, place).items()
+        }
 
     @staticmethod
     def in_order(trajectories: Iterable[Trajectory]) -> list[Trajectory]:

@@ -122,6 +122,7 @@ class MCPServer:
             calls_per_answer=self.config.calls_per_answer,
             open=self.opened if self.config.per_trajectory else None,
             functions=self.functions,
+            outside=not self.config.per_trajectory,
         )
 
     async def run(self, call: ToolCall) -> ToolResult:

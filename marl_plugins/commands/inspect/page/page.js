@@ -219,16 +219,21 @@ function said(a, tok) {
   if (!tokenTexts) return el("div", {}, el("pre", {}, a.text), el("p", { class: "note" }, data.no_tokens));
   return tokens(a, tok, mode);
 }
-function fill(card, a, tok) {
+// The command that forks a trajectory of a run at an action; texts are quoted for a shell.
+function forking(t, a) {
+  const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+  return data.fork && !t.origin && !t.forked ? `${data.fork} --step ${t.step} --task ${quoted(t.task)} --sample ${t.sample} --action ${quoted(a.action)}` : null;
+}
+function fill(card, t, a, tok) {
   const criteria = a.notes.coach && a.notes.coach.criteria, begin = a.times;
   card.append(
     ...a.shown.flatMap(([role, text]) => [el("h3", {}, `shown (${role})`), el("pre", {}, text)]),
     el("h3", {}, "said"), said(a, tok), ...a.tools.flatMap((c) => toolCall(c, "called")), ...(a.changes || []).flatMap(diff),
-    fields([["policy", `${a.policy}, version ${a.version}${(a.newer || []).map(([n, v]) => `, ${v} from token ${n + 1} on`).join("")}, turn ${a.turn}`], ["saw", a.parents.join(", ") || "the task alone"], ["continues", a.continues],
+    fields([["policy", `${a.policy}, version ${a.version}${(a.newer || []).map(([n, v]) => `, ${v} from token ${n + 1} on`).join("")}, turn ${a.turn}`], ["saw", a.parents.join(", ") || "the task alone"], ["continues", a.continues], ["words", a.replayed ? "given, not sampled" : null],
       ["tokens", `${a.tokens_shown} shown, ${a.tokens_sampled} sampled, finish ${a.finish}`], ["times", `asked at ${number(begin[0])} s, answered at ${number(begin[1])} s, tools done at ${number(begin[2])} s`],
       ["score", a.score === null ? a.unscored : number(a.score, 3)], ["criteria", criteria && note(criteria)], ["explanation", a.explanation], ["reward", a.reward === null ? null : signed(a.reward)],
       ...Object.entries(a.terms).map(([name, value]) => ["  " + name, signed(value)]), ["return", a.return === null ? null : signed(a.return)], ["advantage", a.advantage === null ? null : signed(a.advantage)],
-      ["left out", a.left_out], ...Object.entries(notesOf(a)).map(([name, value]) => ["note of " + name, note(value)])]));
+      ["left out", a.left_out], ["fork this", forking(t, a)], ...Object.entries(notesOf(a)).map(([name, value]) => ["note of " + name, note(value)])]));
 }
 // The notes of plugins, without what stands above.
 function notesOf(a) {
@@ -237,12 +242,12 @@ function notesOf(a) {
   const { criteria, score, ...rest } = coach;
   return Object.keys(rest).length ? { ...notes, coach: rest } : notes;
 }
-function actionCard(a, tok, on, opened) {
+function actionCard(t, a, tok, on, opened) {
   const card = el("details", { class: `action${on ? " on" : ""}`, id: "action-" + a.action });
   card.style.borderLeftColor = COLOURS[data.roles.indexOf(a.role) % COLOURS.length];
   card.append(el("summary", {}, `${a.action}  score ${number(a.score)}  advantage ${a.advantage === null ? "–" : signed(a.advantage)}${a.left_out ? "  left out: " + a.left_out : ""}`));
   let filled = false;
-  const open = () => { if (card.open && !filled) { filled = true; fill(card, a, tok); } };
+  const open = () => { if (card.open && !filled) { filled = true; fill(card, t, a, tok); } };
   card.addEventListener("toggle", open);
   card.open = opened;
   open();
@@ -266,7 +271,7 @@ async function column(n, side, open) {
       ...Object.entries(t.outcome_parts).map(([name, value]) => ["  " + name, number(value, 3)]), ["failure", failure], ["detail", t.detail], ["seconds", number(t.seconds, 1)],
       ["files", t.files.map((f) => `${f.path} (${f.size} bytes, ${f.writer || "the task"})`).join("\n")]]),
     t.actions.length ? graph(t, open.action) : el("p", { class: "note" }, "no actions"), ...t.tools.flatMap((c) => toolCall(c, "the workflow called")),
-    ...t.actions.map((a, k) => actionCard(a, toks[k], a.action === open.action, open.action ? a.action === open.action : t.actions.length <= OPEN_ACTIONS)));
+    ...t.actions.map((a, k) => actionCard(t, a, toks[k], a.action === open.action, open.action ? a.action === open.action : t.actions.length <= OPEN_ACTIONS)));
 }
 
 // --- curves ----------------------------------------------------------------------------------------------------------

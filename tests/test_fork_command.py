@@ -1,0 +1,346 @@
+"""`openrlhf fork` over simulated engines, its numbers against exact ones, and its bad input."""
+
+import asyncio
+import json
+import math
+import shutil
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from recipe_runs import planned
+from scipy.stats import binom, pearsonr, spearmanr
+from simulated import make_trajectory
+from simulated_session import SimulatedSession, run_planned
+
+from marl_plugins.cli import main
+from marl_plugins.commands.fork.effects import Arm, Effect
+from marl_plugins.commands.fork.scan import account, bootstrap, pearson
+from marl_plugins.engine.records.intervals import (
+    correlation_of_pairs,
+    difference,
+    p_value,
+    wilson,
+)
+from marl_plugins.engine.records.read import Filter, RunReader
+from marl_plugins.engine.records.run_folder import record_start
+from marl_plugins.engine.runtime.lifetime import plugins_started
+
+# --- numbers
+
+
+@pytest.mark.parametrize(("n", "least"), [(8, 0.93), (32, 0.93), (128, 0.93)])
+def test_the_interval_covers_the_difference_of_two_rates(n, least):
+    """By the sum over all pairs of counts, for every pair of rates: mean coverage from 93 to 99 %."""
+    outcomes = range(n + 1)
+    of = {k: wilson(k / n, n) for k in outcomes}
+    bounds = {
+        (a, b): difference(a / n, of[a], b / n, of[b]) for a, b in product(outcomes, repeat=2)
+    }
+    low, high = (
+        np.array([bounds[p][side] for p in product(outcomes, repeat=2)]) for side in (0, 1)
+    )
+    covered = []
+    for p, q in product((0.03, 0.2, 0.5, 0.8, 0.97), repeat=2):
+        mass = np.outer(binom.pmf(outcomes, n, p), binom.pmf(outcomes, n, q)).ravel()
+        covered.append(mass[(low <= p - q + 1e-12) & (p - q - 1e-12 <= high)].sum())
+    assert least < np.mean(covered) < 0.995 and min(covered) > 0.9
+
+
+def test_newcombes_interval_is_that_of_his_table():
+    """Newcombe 1998, table II, row (a), method 10: 56/70 against 48/80; and his pairs 36-12-2-0."""
+    low, high = difference(56 / 70, wilson(56 / 70, 70), 48 / 80, wilson(48 / 80, 80))
+    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+
+
+@pytest.mark.parametrize("together", [0.0, 0.6])
+def test_the_interval_of_pairs_covers_and_is_narrower_where_they_go_together(together):
+    draw, covered, width = np.random.default_rng(0), [], []
+    for _ in range(1500):
+        p, q = draw.uniform(0.1, 0.9, 2)
+        u = draw.random((16, 2))
+        u[:, 1] = np.where(draw.random(16) < together, u[:, 0], u[:, 1])
+        x, y = (u[:, 0] < p).astype(float), (u[:, 1] < q).astype(float)
+        of = [(float(v.mean()), wilson(float(v.mean()), 16)) for v in (x, y)]
+        r = correlation_of_pairs(list(zip(x.tolist(), y.tolist(), strict=True)))
+        low, high = difference(*of[0], *of[1], r)
+        covered.append(low <= p - q <= high)
+        width.append((high - low) / np.subtract(*difference(*of[0], *of[1])[::-1]))
+    assert 0.93 < np.mean(covered) <= 1.0
+    assert np.mean(width) < 0.95 if together else np.mean(width) > 0.97
+
+
+def test_p_belongs_to_the_interval():
+    """Below 5 % where the 95 % interval leaves 0 out, and above where not."""
+    for a, b in product(range(0, 17, 2), repeat=2):
+        of = [(k / 16, k) for k in (a, b)]
+
+        def at(z, of=of):
+            bounds = [(rate, wilson(rate, 16, z)) for rate, _ in of]
+            return difference(*bounds[0], *bounds[1])
+
+        low, high = at(1.959964)
+        assert (p_value(at) < 0.05) == (low > 0 or high < 0)
+
+
+def arm(outcomes, name="as recorded", fixed=False):
+    forks = [
+        SimpleNamespace(
+            outcome_of=lambda role, o=o: o,
+            infrastructure_failure=None if o is not None else "unlike",
+            detail="",
+            forked=None,
+        )
+        for o in outcomes
+    ]
+    return Arm(name, forks, "a", fixed)
+
+
+def made(first, second, score=None, outcome=1.0, **more):
+    original = make_trajectory({"a.1": ()}, roles={"a.1": "a"})
+    original.outcome = outcome
+    (action,) = original.actions
+    action.score = score
+    return Effect(original, action, (arm(first, **more), arm(second, "sampled anew")))
+
+
+def test_what_is_unlike_is_in_no_mean_and_much_of_it_gives_no_number():
+    effect = made([1.0] * 19 + [None], [0.0] * 20)
+    assert effect.value == 1.0 and not effect.refused and effect.arms[0].left_out == {"unlike": 1}
+    assert "2 unlike" in made([1.0] * 8 + [None] * 2, [0.0] * 10).refused
+    assert made([None], [0.0], fixed=True).refused
+
+
+def test_the_smallest_effect_is_one_that_shows():
+    for n, expected in ((8, 0.5), (32, 0.25), (128, 0.13)):
+        effect = made([1.0] * n, [0.0] * n)
+        assert effect.smallest == pytest.approx(expected, abs=0.02)
+    # an arm that cannot vary adds no width
+    assert made([1.0], [1.0] * 32, fixed=True).smallest < 0.1
+
+
+def test_a_scan_finds_the_correlation_that_is_there():
+    draw = np.random.default_rng(1)
+    truth = draw.uniform(-0.8, 0.8, 120)
+    effects = []
+    for t in truth:
+        first = [float(draw.random() < 0.5 + t / 2) for _ in range(16)]
+        second = [float(draw.random() < 0.5 - t / 2) for _ in range(16)]
+        effects.append(made(first, second, score=float(np.clip(0.5 + t / 2, 0, 1))))
+    scores, values = (
+        np.array([e.action.score for e in effects]),
+        np.array([e.value for e in effects]),
+    )
+    told = account(effects)["all"]
+    assert told["pearson"][0] == pytest.approx(pearsonr(scores, values).statistic)
+    assert told["spearman"][0] == pytest.approx(spearmanr(scores, values).statistic)
+    low, high = told["pearson"][1:]
+    assert low < told["pearson"][0] < high and high - low < 0.3
+    # scores are the true effects: what noise takes is given back
+    assert told["pearson"][0] < 0.97 < told["corrected"] < 1.05
+    assert told["outcome"][0] is None and told["effect"] == pytest.approx(values.mean())
+
+
+def test_the_bootstrap_is_over_trajectories():
+    """Four copies of each pair say no more than one."""
+    draw = np.random.default_rng(2)
+    x = draw.normal(size=40)
+    y = x + draw.normal(size=40)
+    once = bootstrap(pearson, x, y, range(40))
+    four = bootstrap(pearson, x.repeat(4), y.repeat(4), np.arange(40).repeat(4).tolist())
+    wrong = bootstrap(pearson, x.repeat(4), y.repeat(4), range(160))
+    assert np.subtract(*four) == pytest.approx(np.subtract(*once), rel=0.2)
+    assert np.subtract(*wrong) > 0.7 * np.subtract(*once)
+    assert math.isnan(bootstrap(pearson, x, np.ones(40), range(40))[0])
+
+
+# --- the command
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of two steps with an evaluation, as it leaves its folder."""
+    folder = tmp_path_factory.mktemp("fork") / "run"
+    words = ["--max_steps=2", "--eval.steps=2", "--rollout.batch_size=8", "--train.batch_size=8"]
+    words += [f"--ckpt.output_dir={folder}", f"--ckpt.path={folder / 'checkpoints'}"]
+    plan = planned("mathchat/tiny.yaml", *words)
+    record_start(plan, ["--recipe", "mathchat/tiny.yaml", *words], 0)
+    run_planned(plan)
+    for policy in plan.run.policies:
+        source = SimulatedSession(plan).args[policy.name].actor.model_name_or_path
+        (folder / policy.name).symlink_to(source)
+    return folder
+
+
+@pytest.fixture
+def fork(run, monkeypatch, capsys):
+    """Calls the command on the run, its engines simulated; its exit code, and what it printed."""
+
+    def with_simulated(plan, display, work, begun, needs_tasks=False):
+        with asyncio.Runner() as loop, plugins_started(loop, plan, "evaluate"):
+            session = SimulatedSession(plan, begun)
+            session.start()
+            return loop.run(work(session))
+
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cpu")
+    monkeypatch.setattr("marl_plugins.commands.fork.command.with_engines", with_simulated)
+
+    def call(*words):
+        before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+        code = main(["fork", str(run), *words])
+        assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def one(run, split="train"):
+    t = next(iter(RunReader(run).trajectories(Filter((2, 2), split=split))))
+    return t, ("--step", "2", "--task", t.task.id, "--sample", str(t.sample))
+
+
+def test_an_action_is_forked_and_the_forks_stand_beside_their_original(run, fork, tmp_path):
+    t, named = one(run)
+    file = tmp_path / "forks.jsonl"
+    words = (*named, "--action", t.actions[0].path, "-n", "3", "--to", str(file))
+    code, out, _ = fork(*words, "--json")
+    said = json.loads(out)
+    (effect,) = said["effects"]
+    assert code == 0 and said["unlike"] == {}
+    assert effect["action"] == t.actions[0].path and effect["effect"] == 0.0
+    assert set(effect["arms"]) == {"as recorded", "sampled anew"}
+    assert effect["interval"][0] < 0 < effect["interval"][1]
+    assert json.loads(fork(*words, "--json")[1]) == said  # whenever it is asked again
+    read = list(RunReader(file).trajectories())
+    assert [r.forked and r.forked[1] for r in read] == [None, *range(6)]
+    assert main(["inspect", str(file), "--html", str(tmp_path / "f.html")]) == 0
+    code, out, _ = fork(*words)
+    assert code == 0 and "what this action caused: +0.00" in out
+
+
+def test_own_words_are_the_recorded_arm(run, fork, tmp_path):
+    t, named = one(run)
+    file = tmp_path / "forks.jsonl"
+    words = (*named, "--action", f"{t.actions[0].role}.1", "--say", t.actions[0].text)
+    assert fork(*words, "-n", "3", "--to", str(file))[0] == 0
+    _, *forks = RunReader(file).trajectories()
+    ids = [[(a.path, a.generation.ids) for a in f.actions] for f in forks]
+    assert ids[:3] == ids[3:] and len(ids) == 6
+
+
+def test_all_actions_a_scan_and_an_evaluation(run, fork):
+    t, named = one(run)
+    code, out, _ = fork(*named, "--all", "-n", "2", "--json")
+    said = json.loads(out)
+    assert code == 0 and [e["action"] for e in said["effects"]] == [a.path for a in t.actions]
+    assert all(0 <= e["p"] <= e["p_adjusted"] <= 1 for e in said["effects"])
+    assert fork(*named, "--all", "-n", "2")[1].count("what this action caused") == len(t.actions)
+    code, out, _ = fork("--scan", "8", "-n", "2", "--json")
+    assert code == 0 and json.loads(out)["scan"]["all"]["actions"] == 8
+    assert "reliability" in fork("--scan", "8", "-n", "2")[1]
+    t, named = one(run, "eval")
+    code, out, _ = fork(
+        *named, "--evaluations", "--action", t.actions[-1].path, "-n", "2", "--json"
+    )
+    assert code == 0 and json.loads(out)["effects"][0]["arms"]["as recorded"]["fixed"]
+
+
+def test_recorded_answers_of_tools_make_no_calls(run, fork):
+    called = [
+        (t, a)
+        for t in RunReader(run).trajectories(Filter((1, 2)))
+        for a in t.actions
+        if a.role == "verifier"
+    ]
+    t, a = called[0]
+    words = ("--step", str(t.step), "--task", t.task.id, "--sample", str(t.sample))
+    code, out, _ = fork(*words, "--action", a.path, "-n", "2", "--tools", "recorded", "--json")
+    assert code == 0 and not json.loads(out)["effects"][0]["refused"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--action", "coder.99"], "no action 'coder.99'"),
+        (["--action", "nobody.1"], "no action 'nobody.1'"),
+        (["--action", "solver.1", "-n", "0"], "at least 1"),
+        (["--action", "solver.1", "--sample", "99"], "no sample 99"),
+        (["--action", "solver.1", "--task", "none"], "no task 'none'"),
+        (["--action", "solver.1", "--step", "77"], "no task"),
+        (["--action", "solver.1", "--say", "x" * 2_000_000], "characters"),
+        (["--action", "solver.1", "--say", "1 " * 100], "tokens, of at most"),
+        (["--action", "solver.1", "--say", "a\ufffd"], "U+FFFD"),
+        (["--action", "solver.1", "--models", "7"], "no copies of step 7"),
+        (["--action", "solver.1", "--models", "/nowhere"], "no weights"),
+        (["--all", "--say", "x"], "what one action says"),
+        (["--scan", "100000"], "actions with a score"),
+        ([], "expected --action"),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
+)
+def test_bad_input_is_refused_with_its_reason(run, fork, words, why):
+    _, named = one(run)
+    code, _, err = fork(*named, *words)
+    assert code == 2 and why in err
+
+
+def test_control_tokens_and_nothing_are_words_like_others(run, fork):
+    _, named = one(run)
+    for text in ("", "<|im_end|>", "</s>"):
+        code, out, _ = fork(*named, "--action", "solver.1", "--say", text, "-n", "2", "--json")
+        assert code == 0 and json.loads(out)["effects"][0]["arms"]["as said"]["said"] == {text: 2}
+
+
+@pytest.mark.usefixtures("fork")
+def test_a_run_whose_record_or_recipe_has_changed_is_refused(run, tmp_path):
+    _, named = one(run)
+    moved = tmp_path / "moved"
+    shutil.copytree(run, moved, symlinks=True)
+    lines = (moved / "trajectories.jsonl").read_text()
+    words = [str(moved), *named, "--action", "solver.1", "-n", "2", "--json"]
+
+    def call():
+        return main(["fork", *words])
+
+    assert call() == 0  # moved
+    (moved / "trajectories.jsonl").write_text(lines[:-500])
+    assert call() == 0  # in progress, or cut
+    record = next(json.loads(x) for x in lines.splitlines() if json.loads(x)["step"] == 2)
+    edits = {
+        "another task": lambda r: r.update(label="nothing"),
+        "prompt": lambda r: r.update(prompt="another"),
+        "an id": lambda r: r["actions"][0]["ids"].__setitem__(0, r["actions"][0]["ids"][0] + 1),
+        "an answer": lambda r: r.update(answer="other"),
+        "received": lambda r: r.update(origin="peer"),
+        "lost": lambda r: r.update(infrastructure_failure="engine"),
+        "midway": lambda r: r["actions"][0].update(newer=[[1, 2]]),
+    }
+    for name, edit in edits.items():
+        other = json.loads(json.dumps(record))
+        edit(other)
+        (moved / "trajectories.jsonl").write_text(json.dumps(other) + "\n")
+        assert call() == 2, name
+    (moved / "trajectories.jsonl").write_text(lines)
+    for prompt in moved.rglob("solver.md"):
+        prompt.write_text("Otherwise: {problem}")
+    assert call() == 2
+
+
+def test_weights_are_those_that_sampled_it_where_they_are_kept(run, fork):
+    _, named = one(run)
+    _, out, _ = fork(*named, "--action", "solver.1", "-n", "2", "--json")
+    assert "of now" in json.loads(out)["weights"]
+    first = next(iter(RunReader(run).trajectories()))
+    words = ("--step", "1", "--task", first.task.id, "--action", "solver.1", "-n", "2", "--json")
+    assert "the recipe's own" in json.loads(fork(*words)[1])["weights"]
+    for policy in ("solver", "coder", "verifier"):
+        (run / "checkpoints" / policy).mkdir(parents=True, exist_ok=True)
+        (run / "checkpoints" / policy / "global_step1_hf").symlink_to(run / policy)
+    try:
+        _, out, _ = fork(*named, "--action", "solver.1", "-n", "2", "--json")
+        assert "of step 1" in json.loads(out)["weights"]
+    finally:
+        for policy in ("solver", "coder", "verifier"):
+            (run / "checkpoints" / policy / "global_step1_hf").unlink()
