@@ -104,33 +104,19 @@ def _follower(
 
 
 def check_external(run: Run, policies: Sequence[Policy], origins: Origins) -> list[Problem]:
-    """Returns what needs the tokens of external policies, of which there are words alone; and an
-    endpoint without a model, or a key without an endpoint."""
+    """Returns what needs the tokens of external policies, of which there are words alone."""
     problems = []
-
-    def add(code: str, key: tuple[str, ...], got: str, fix: str) -> None:
-        where = at(line=origins.where(*key), key=".".join(key))
-        problems.append(Problem(code, where, got, fix=fix))
-
-    for name, policy in ((p.name, p) for p in policies):
-        config, key = run.recipe.policies.get(name, PolicyConfig()), ("policies", name)
-        if policy.served is None:
-            if "key" in config.model_fields_set:
-                add("policies.no_endpoint", (*key, "key"), "it is of an endpoint", "add `endpoint`")
-            continue
-        if not policy.served.name:
-            fix = "add `model: NAME`, as the endpoint calls it"
-            add("policies.no_served_model", (*key, "endpoint"), "it serves no model", fix)
-        keys = [(*key, "trainable")] if policy.trainable else []
-        keys += [(*key, "follows")] if policy.follows else []
-        keys += [(*key, "template")] if policy.template else []
-        roles = [(role, run.recipe.roles[role]) for role in run.recipe.roles_of(name)]
-        for role, of_role in roles:
-            of_model = ("calls", "reasoning", "template")
-            keys += [("roles", role, k) for k in of_model if getattr(of_role, k)]
-        for needing in keys:
-            got = f"needs the tokens of policy {name!r}, of which an endpoint gives words alone"
-            add("policies.words_alone", needing, got, "remove the key, or give it a model here")
+    for policy in (p for p in policies if p.served):
+        own = ("trainable", "follows", "template")
+        keys = [("policies", policy.name, key) for key in own if getattr(policy, key)]
+        for role in run.recipe.roles_of(policy.name):
+            config, of_model = run.recipe.roles[role], ("calls", "reasoning", "template")
+            keys += [("roles", role, key) for key in of_model if getattr(config, key)]
+        for key in keys:
+            where = at(line=origins.where(*key), key=".".join(key))
+            got = f"needs the tokens of policy {policy.name!r}, and an endpoint gives words alone"
+            fix = "remove the key, or give it a model here"
+            problems.append(Problem("policies.words_alone", where, got, fix=fix))
     return problems
 
 
