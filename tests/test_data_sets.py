@@ -241,7 +241,7 @@ def test_a_home_folder_stands_for_itself_in_a_list_and_after_a_name(tmp_path, mo
     assert with_paths(text, str.upper).split(",")[1] == f"second={paths[1].upper()}"
 
 
-def test_samples_of_a_training_set_are_refused(tmp_path, recipe):
+def test_samples_of_a_training_set_are_refused(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"input": "1", "label": "1"}\n')
     args = SimpleNamespace(

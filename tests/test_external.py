@@ -206,9 +206,9 @@ def test_what_needs_tokens_is_refused_at_the_plan(recipe, tmp_path):
     assert ("policies.words_alone", "external.yaml:4", "roles.coder.calls") in problems(calls)
     named = "--policy.coder.actor.model_name_or_path", "tiny"
     assert problems("", *named)[0][0] == "policies.model_of_follower"
-    address = ("external.address", "external.yaml:3", key + "endpoint")
+    address = ("endpoint.address", "external.yaml:3", key + "endpoint")
     assert problems(endpoint="ftp://x")[0] == address
-    assert problems("", "--external.budget", "1")[0][0] == "external.no_price"
+    assert problems("", "--external.budget", "1")[0][0] == "endpoint.no_price"
 
 
 def test_saved_weights_are_asked_of_all_policies_but_the_external_one(recipe, tmp_path):

@@ -129,7 +129,7 @@ def test_functions_and_solutions_of_all_three_layouts():
     ],
 )
 def test_what_is_in_no_layout_is_refused_and_runs_nothing(tests):
-    with pytest.raises(ValueError, match="test|inputs|argument|list"):
+    with pytest.raises(ValueError, match=r"test|inputs|argument|list"):
         asserts_of(tests)
 
 

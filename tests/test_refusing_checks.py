@@ -264,8 +264,8 @@ FLAGS = [
         "competence.runs_away",
         "--recipe tool_user/tiny.yaml --plugin marl_plugins.competence --competence.eta 1",
     ),
-    ("coach.address", f"{COACH} --coach.base_url host"),
-    ("coach.no_price", f"{COACH} --coach.budget 5"),
+    ("endpoint.address", f"{COACH} --coach.base_url host"),
+    ("endpoint.no_price", f"{COACH} --coach.budget 5"),
     ("coach.replay", f"{COACH} --coach.replay x --coach.record y"),
     ("coach.empty_recording", f"{COACH} --coach.replay nowhere.jsonl"),
     (

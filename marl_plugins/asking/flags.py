@@ -111,10 +111,10 @@ def price_problems(prefix: str, args: SimpleNamespace) -> list[Problem]:
     got = f"--{prefix}.budget counts dollars and needs --{prefix}.price_in and "
     got += f"--{prefix}.price_out, or use --{prefix}.budget_tokens"
     flags += (f"{prefix}.budget_tokens",)
-    return [Problem(f"{prefix}.no_price", got=got, flags=flags)]
+    return [Problem("endpoint.no_price", got=got, flags=flags)]
 
 
-def address_problems(prefix: str, url: str, where: Where) -> list[Problem]:
+def address_problems(url: str, where: Where) -> list[Problem]:
     """Returns what is wrong with an endpoint's address; none of it is repeated that may be a
     password."""
     try:
@@ -131,7 +131,7 @@ def address_problems(prefix: str, url: str, where: Where) -> list[Problem]:
         pass
     return [
         Problem(
-            f"{prefix}.address",
+            "endpoint.address",
             where,
             f"{shown_url(url)}: expected http://HOST:PORT/v1 or https://...",
             fix="in a password / is written %2F, @ %40, : %3A and # %23",
@@ -139,13 +139,13 @@ def address_problems(prefix: str, url: str, where: Where) -> list[Problem]:
     ]
 
 
-def key_problems(prefix: str, variable: str, named: str) -> list[Problem]:
+def key_problems(variable: str, named: str) -> list[Problem]:
     key = os.environ.get(variable, "").strip()
     if key.isascii() and key.isprintable():
         return []
     return [
         Problem(
-            f"{prefix}.key",
+            "endpoint.key_text",
             got=f"${variable} ({named}) holds characters that no HTTP header can carry",
             fix="is it a key?",
         )

@@ -63,8 +63,8 @@ def marl_configure(run: Run) -> list[Problem]:
         problems.append(Problem("external.modules", at(key="policies"), got, fix=fix))
     for name, model in served.items():
         key = f"policies.{name}"
-        problems += address_problems(PREFIX, model.address, at(key=f"{key}.endpoint"))
-        problems += key_problems(PREFIX, model.key_env, f"{key}.key")
+        problems += address_problems(model.address, at(key=f"{key}.endpoint"))
+        problems += key_problems(model.key_env, f"{key}.key")
     return problems
 
 

@@ -373,8 +373,8 @@ def endpoint_problems(args: Any) -> list[Problem]:
         )
     return [
         *problems,
-        *address_problems(PREFIX, args.base_url, at(flag="coach.base_url")),
-        *(key_problems(PREFIX, args.api_key_env, "--coach.api_key_env") if args.model else []),
+        *address_problems(args.base_url, at(flag="coach.base_url")),
+        *(key_problems(args.api_key_env, "--coach.api_key_env") if args.model else []),
     ]
 
 

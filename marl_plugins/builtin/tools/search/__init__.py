@@ -98,7 +98,7 @@ def marl_configure(run: Run) -> list[Problem]:
     if problems := _keys_of_other_kinds(run, config):
         return problems
     if config.kind == "http":
-        problems = address_problems("search", config.address, at(key="tools.search.address"))
+        problems = address_problems(config.address, at(key="tools.search.address"))
         if find_spec("httpx") is None:
             fix = "pip install 'openrlhf-marl[coach]'"
             got = "httpx is not installed"
