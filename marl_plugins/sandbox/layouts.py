@@ -78,7 +78,7 @@ def prepared(program: str, tests: str) -> str:
     asked = ASKED.search(tests)
     name = asked[1] if asked else ""
     if name == "printed":
-        ours = "\n\n".join(map(inspect.getsource, (in_words, said_by)))
+        ours = "\n\n".join(inspect.getsource(function) for function in (in_words, said_by))
         return f"{ours}\n\ndef printed(stdin):\n    return said_by({program!r}, stdin)\n"
     if not name or not re.search(r"^class Solution\b", program, re.MULTILINE):
         return program

@@ -55,7 +55,8 @@ class DenseIndex:
                 Problem("search.embeddings", at(key="tools.search.embed"), got, expected)
             )
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        return vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+        unit: ndarray[Any, Any] = vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
+        return unit
 
     def best(self, query: str, most: int) -> list[Document]:
         """Returns the documents nearest to a query, at most so many, the nearest first; of equal
