@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,9 +57,6 @@ def marl_configure(run: Run) -> list[Problem]:
     if not served:
         return []
     problems = price_problems(PREFIX, run.args.external)
-    if find_spec("httpx") is None:
-        got, fix = "needs httpx, which is not installed", "pip install 'openrlhf-marl[coach]'"
-        problems.append(Problem("external.modules", at(key="policies"), got, fix=fix))
     for name, model in served.items():
         key = f"policies.{name}"
         problems += address_problems(model.address, at(key=f"{key}.endpoint"))

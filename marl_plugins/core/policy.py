@@ -52,6 +52,11 @@ class Policy:
     template: Mapping[str, Any] = field(default_factory=dict)
     served: ServedModel | None = None
 
+    @property
+    def shown_model(self) -> str:
+        """The model as people know it."""
+        return self.served.name if self.served else self.model
+
     def is_due(self, step: int) -> bool:
         """Returns whether the policy is updated in a step, counted from 1."""
         return self.trainable and step % self.train_every == 0

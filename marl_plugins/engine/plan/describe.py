@@ -48,7 +48,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         },
         "policies": {
             p.name: {
-                "model": p.served.name if p.served else p.model,
+                "model": p.shown_model,
                 **({"endpoint": shown_url(p.served.address)} if p.served else {}),
                 "trainable": p.trainable,
                 "follows": p.follows or None,

@@ -228,7 +228,7 @@ def file_digest(path: Path) -> str:
 def _policy(run: Run, policy: Policy) -> dict[str, Any]:
     args = run.policy_args[policy.name]
     settings = {
-        "model": policy.served.name if policy.served else policy.model,
+        "model": policy.shown_model,
         "content": model_digest(Path(policy.model)),
         "trainable": policy.trainable,
         "follows": policy.follows or None,

@@ -98,12 +98,7 @@ def marl_configure(run: Run) -> list[Problem]:
     if problems := _keys_of_other_kinds(run, config):
         return problems
     if config.kind == "http":
-        problems = address_problems(config.address, at(key="tools.search.address"))
-        if find_spec("httpx") is None:
-            fix = "pip install 'openrlhf-marl[coach]'"
-            got = "httpx is not installed"
-            problems.append(Problem("search.extra", at(key="tools.search"), got, fix=fix))
-        return problems
+        return address_problems(config.address, at(key="tools.search.address"))
     if corpus is None:
         if not config.model_fields_set:
             return []

@@ -49,7 +49,6 @@ class DenseIndex:
             vectors = np.asarray(self._embed(texts), dtype=np.float32)
         if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
             got = f"{len(texts)} texts gave an array of shape {vectors.shape}"
-            got += "" if np.isfinite(vectors).all() else ", with numbers that are not finite"
             expected = "a vector of finite numbers for each"
             raise ConfigurationError(
                 Problem("search.embeddings", at(key="tools.search.embed"), got, expected)
