@@ -113,7 +113,7 @@ def ask(plan, *messages, stop=()):
         async with plan.plugins.started(plan.run, "evaluate"):
             chat = SimulatedSession(plan).chats["coder"]
             engines = ServedEngines(plan.run, chat)
-            sampling = Sampling(0.7, 0.9, None, 2**20, stop)
+            sampling = Sampling(0.7, 0.9, 12, 2**20, stop)
             calls = [
                 Call("coder", chat.opening(m), sampling, 12, 5, "coder", "t", 0, "p", 1)
                 for m in messages

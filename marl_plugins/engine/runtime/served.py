@@ -46,7 +46,8 @@ class ServedEngines(EnginePool):
         body = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "max_tokens": call.max_tokens,
+            # Else what is left of a length in bytes, which no endpoint takes.
+            "max_tokens": call.max_tokens if sampling.max_new_tokens else None,
             "seed": call.seed % 2**31,
             **({"stop": list(sampling.stop)} if sampling.stop else {}),
         }
