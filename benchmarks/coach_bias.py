@@ -12,6 +12,9 @@ types. An unbiased coach:
                  outcome is a coin with it; or the mean of the two
     return       16, 32 or 64 tasks that come back all the time, each with an effect on the scores
                  (sd .1 or .2)
+    length       answers longer and shorter than the median, which are better, worse or neither; the
+                 quality differs by sample, and scores are noise, follow the outcome, or are the
+                 quality
     demo         steps drawn from the demo's records (benchmarks/recorded/coach_bias.json): five
                  types, its rubric, one sample a task
 
@@ -100,6 +103,58 @@ class World:
             yield step
 
 
+@dataclass(frozen=True)
+class Answers:
+    """How scores and outcomes of longer and shorter answers come about.
+
+    Args:
+        link: Correlation of the length with the quality.
+        within: Standard deviation of the quality of a task's samples.
+        Others: As of `World`; the bias is for longer answers.
+    """
+
+    scores: str
+    link: float
+    spread: float = 0.2
+    within: float = 0.15
+    effect: float = 0.0
+    pool: int = 0
+    bias: float = 0.0
+    tasks: int = 16
+    samples: int = 4
+    steps: int = 30
+
+    def run(self, seed: int) -> Iterator[Step]:
+        draw, known = random.Random(seed), dict[int, tuple[float, float]]()
+        deviation = (self.spread**2 + self.within**2) ** 0.5
+        for number in range(self.steps):
+            said = []
+            for place in range(self.tasks * self.samples):
+                task = number * self.tasks + place // self.samples
+                task = task % self.pool if self.pool else task
+                if task not in known:
+                    known[task] = draw.gauss(0.5, self.spread), draw.gauss(0, self.effect)
+                quality = min(1.0, max(0.0, draw.gauss(known[task][0], self.within)))
+                outcome = float(draw.random() < quality)
+                noise = (1 - self.link**2) ** 0.5
+                for role in ROLES:
+                    length = self.link * (quality - 0.5) / deviation + noise * draw.gauss(0, 1)
+                    said.append((role, task, length, quality, outcome))
+            step: Step = {}
+            for role in ROLES:
+                middle = statistics.median(length for who, _, length, _, _ in said if who == role)
+                for who, task, length, quality, outcome in said:
+                    if who != role:
+                        continue
+                    followed = {"noise": 0.5, "outcome": 0.3 + 0.25 * outcome, "quality": quality}
+                    mean = followed.get(self.scores, (quality + outcome) / 2) + known[task][1]
+                    mean += self.bias if role == ROLES[0] and length > middle else 0.0
+                    score = min(1.0, max(0.0, draw.gauss(mean, 0.12)))
+                    key = role, "longer" if length > middle else "shorter", str(task)
+                    step.setdefault(key, []).append((round(20 * score) / 20, outcome))
+            yield step
+
+
 @cache
 def recorded() -> list[list[list[object]]]:
     steps: list[list[list[object]]] = json.loads(RECORDED.read_text())["steps"]
@@ -124,7 +179,7 @@ def demo(seed: int) -> Iterator[Step]:
 
 
 EVEN, TWO, THREE = (0.5, 0.5), (0.35, 0.65), (0.3, 0.5, 0.7)
-WITHOUT: dict[str, Sequence[World | Runs]] = {
+WITHOUT: dict[str, Sequence[World | Answers | Runs]] = {
     "null": [World(EVEN, "noise"), World(THREE, "noise", tasks=18)],
     "difficulty": [
         World(TWO, "outcome"),
@@ -143,10 +198,20 @@ WITHOUT: dict[str, Sequence[World | Runs]] = {
         World(TWO, "outcome", effect=0.2, pool=32, spread=0.2),
         World(TWO, "quality", effect=0.1, pool=64, spread=0.2, samples=1, tasks=32),
     ],
+    "length": [
+        Answers("noise", 0.7),
+        Answers("noise", 0.0, effect=0.2),
+        Answers("outcome", 0.7),
+        Answers("quality", 0.7),
+        Answers("quality", -0.7, samples=1, tasks=64),
+        Answers("quality", 0.7, pool=32, effect=0.1),
+        Answers("both", 0.7, tasks=64, samples=8),
+        Answers("quality", 0.95, spread=0.05, within=0.3),
+    ],
     "demo": [demo],
 }
 LARGE = {"tasks": 32, "samples": 8}
-WITH = {
+WITH: dict[str, World | Answers] = {
     f"{name}, {sign} 1.2 points": World(bias=BIAS if sign == "plus" else -BIAS, **LARGE, **how)  # type: ignore[arg-type]
     for name, how in {
         "types equally hard": {"success": EVEN, "scores": "noise"},
@@ -163,12 +228,19 @@ WITH = {
     }.items()
     for sign in ("plus", "minus")
 }
+WITH |= {
+    f"of longer answers, which are {how}, {sign} 1.2 points": Answers(
+        scores, link, bias=BIAS if sign == "plus" else -BIAS, **LARGE
+    )
+    for how, scores, link in (("no better", "noise", 0.0), ("better", "quality", 0.7))
+    for sign in ("plus", "minus")
+}
 
 
-def first_alarm(world: World | Runs, seed: int) -> tuple[int, set[tuple[str, str]]]:
+def first_alarm(world: World | Answers | Runs, seed: int) -> tuple[int, set[tuple[str, str]]]:
     """The step of the first alarm, 0 for none, and the roles and types of all alarms."""
     monitor, first, raised = BiasMonitor(), 0, set[tuple[str, str]]()
-    run = world.run(seed) if isinstance(world, World) else world(seed)
+    run = world.run(seed) if isinstance(world, World | Answers) else world(seed)
     for number, step in enumerate(run, 1):
         monitor.add(step)
         now = {

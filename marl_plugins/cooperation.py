@@ -117,10 +117,18 @@ def factors(word: str) -> tuple[float, float]:
     return cooperation, competition
 
 
-def preset(word: str) -> str:
+class Preset(str):
+    """A preset in the user's words; other plugins read its factors here."""
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        return factors(self)
+
+
+def preset(word: str) -> Preset:
     """Parses `--cooperation.preset`."""
     factors(word)
-    return word
+    return Preset(word)
 
 
 @hookimpl

@@ -33,6 +33,7 @@ from marl_plugins.engine.runtime.batching import BatchBuilder
 from marl_plugins.engine.runtime.checkpoints import Checkpoints
 from marl_plugins.engine.runtime.experience import completed, forwarded, sequence_experience
 from marl_plugins.engine.runtime.lifetime import plugins_started
+from marl_plugins.engine.runtime.served import ServedEngines
 from marl_plugins.engine.runtime.session import Session, connect
 from marl_plugins.engine.runtime.trainer import Trainer
 
@@ -227,6 +228,8 @@ class SimulatedSession(Session):
             owner = world[self.backend.engines_of(run, name)]
             policy.engines, policy.owns_engines = owner.engines, owner is policy
             policy.followed = world.get(policy.spec.follows)
+            if policy.spec.served:
+                policy.engines = ServedEngines(run, self.chats[name])
         self.policies = world
         connect(self)
 

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import credit, make_trajectory
 
-from benchmarks.coach_bias import World
+from benchmarks.coach_bias import Answers, World, first_alarm
 from marl_plugins import coach as plugin
 from marl_plugins.coach.bias import (
     BIAS_DECAY_PER_STEP,
     MOST_SLOPE,
     BiasMonitor,
     TypeSums,
+    by_length,
     slopes_of,
 )
 from marl_plugins.coach.metrics import JudgedAction
@@ -357,3 +358,50 @@ def test_the_first_step_has_nothing_to_take_out_and_a_resumed_run_repeats():
     second = run_of(True)
     plugin.marl_restore(second, kept)
     assert follow(second, draw, 12) == whole[12:]
+
+
+def test_answers_are_longer_or_shorter_than_the_roles_median_of_the_step():
+    """Of a trajectory with several actions of a role their mean counts; what is as long as the
+    median is neither."""
+    step, lengths = [], {"a": [[3], [9], [1, 5], [7]], "b": [[5], [5], [5], [6]]}
+    trajectories = [make_trajectory({}, task=str(n)) for n in range(4)]
+    for role, each in lengths.items():
+        for trajectory, counts in zip(trajectories, each, strict=True):
+            for count in counts:
+                generation = SimpleNamespace(ids=(1,) * count)
+                action = SimpleNamespace(role=role, generation=generation)
+                step.append((trajectory, JudgedAction(action, None, False)))
+    kind = by_length(step)
+    assert [kind(t, "a") for t in trajectories] == ["shorter", "longer", "shorter", "longer"]
+    assert [kind(t, "b") for t in trajectories] == [None, None, None, "longer"]
+
+
+def test_a_coach_that_likes_length_is_found_and_one_whose_longer_answers_are_better_is_not():
+    """`python -m benchmarks.coach_bias` has a thousand runs of each."""
+    for seed in range(2):
+        liking = Answers("noise", 0.0, bias=BIAS, tasks=32, samples=8, steps=6)
+        first, raised = first_alarm(liking, seed)
+        assert first
+        assert raised == {("first", "longer")}
+        for world in (Answers("quality", 0.7), Answers("outcome", 0.7)):
+            assert first_alarm(replace(world, steps=10), seed) == (0, set())
+
+
+def test_the_length_monitor_takes_part_in_a_run_and_in_what_it_resumes():
+    draw, run = random.Random(1), run_of()
+    for _ in range(4):
+        trajectories = step_of(draw, 0.0)
+        for number, trajectory in enumerate(trajectories):
+            for action in trajectory.actions:
+                ids = (1,) * (1 + number % 3)
+                action.generation = replace(action.generation, ids=ids, logprobs=(0.0,) * len(ids))
+        metrics = take(run, trajectories)
+    assert metrics["alarm/coach_length_bias"] == 0.0
+    name = "coach/length_bias/engineer/longer"
+    assert metrics[f"{name}/low"] < metrics[name] < metrics[f"{name}/high"]
+    saved = json.loads(json.dumps(plugin.marl_state(run)))
+    again = run_of()
+    plugin.marl_restore(again, saved)
+    assert again.state(CoachState).length_bias.metrics() == {
+        key: value for key, value in metrics.items() if "length_bias" in key
+    }

@@ -1,10 +1,12 @@
 """What the pages name exists: flags, hooks and commands."""
 
+import argparse
 import re
 from pathlib import Path
 
 import pytest
 
+from marl_plugins.asking.flags import add_endpoint_flags
 from marl_plugins.cli import plugin_commands
 from marl_plugins.commands import COMMANDS
 from marl_plugins.commands.inspect.query import TERMS
@@ -60,6 +62,10 @@ def flags():
     ):
         found |= set(re.findall(r"--([a-z][\w.-]*\w)", path.read_text()))
     found |= {flag for plugin in ("reinforce_pp", "groups", "gae") for flag in scope_flags(plugin)}
+    asking = argparse.ArgumentParser()
+    for prefix in ("coach", "external"):
+        add_endpoint_flags(asking.add_argument_group(prefix), prefix, "")
+    found |= {option.lstrip("-") for action in asking._actions for option in action.option_strings}
     return found | FOREIGN | set(TERMS)
 
 

@@ -252,6 +252,8 @@ FLAGS = [
     ("mean_group.tau", f"{PRICES} --mean_group.scales tau"),
     ("mean_group.tau_of_0", f"{COOPERATING} --mean_group.low 0"),
     ("mean_group.no_effect", f"{COOPERATING} --cooperation.tau inf"),
+    ("mean_group.no_effect", f"{COOPERATING} --cooperation.preset AC"),
+    ("mean_group.no_effect", f"{COOPERATING} --cooperation.preset 0,0"),
     ("mean_group.no_effect", f"{CASES} --mean_group.scales max_tokens"),
     (
         "mean_group.penalty",
@@ -262,8 +264,8 @@ FLAGS = [
         "competence.runs_away",
         "--recipe tool_user/tiny.yaml --plugin marl_plugins.competence --competence.eta 1",
     ),
-    ("coach.address", f"{COACH} --coach.base_url host"),
-    ("coach.no_price", f"{COACH} --coach.budget 5"),
+    ("endpoint.address", f"{COACH} --coach.base_url host"),
+    ("endpoint.no_price", f"{COACH} --coach.budget 5"),
     ("coach.replay", f"{COACH} --coach.replay x --coach.record y"),
     ("coach.empty_recording", f"{COACH} --coach.replay nowhere.jsonl"),
     (
@@ -284,6 +286,15 @@ def test_flags_of_plugins(code, words):
     except ConfigurationError as error:
         found = error.problems
     assert code in {problem.code for problem in found}
+
+
+def test_a_preset_with_which_tau_has_an_effect_is_not_said_to_have_none():
+    words = f"{COOPERATING} --plugin marl_plugins.competence --cooperation.preset 0.5,0.25"
+    try:
+        found = build_plan(words.split()).run.warnings
+    except ConfigurationError as error:
+        found = error.problems
+    assert "mean_group.no_effect" not in {problem.code for problem in found}
 
 
 # --- the records

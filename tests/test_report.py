@@ -206,3 +206,11 @@ def test_a_reward_that_is_the_outcome_has_one_row():
     lines = [step(n, **{"role/a/score": 1.0, "role/a/outcome": 1.0}) for n in (1, 2)]
     rows = [row[0] for row in table(summarise(lines, ["a"]))[1]]
     assert rows == ["a: score", "a: reward", "a: outcome in training"]
+
+
+def test_a_number_that_is_none_is_in_no_mean_and_in_no_line():
+    wrong = {"role/a/score": float("nan"), "role/a/reward": float("inf"), "role/a/outcome": None}
+    steps = [{"step": n, **(wrong if n % 2 else dict.fromkeys(wrong, 0.5))} for n in range(1, 8)]
+    _, rows = table(summarise(steps, ["a"]))
+    assert rows and not [cell for row in rows for cell in row if cell in ("nan", "inf", "None")]
+    assert {cell for row in rows for cell in row[1:]} == {"0.500"}

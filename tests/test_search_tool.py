@@ -5,18 +5,23 @@ import asyncio
 import json
 import math
 import re
+import shutil
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
+from openai_server import Reply, openai_server
+from refusals import found_by, refused
 
 from marl_plugins.builtin.tools import search as plugin
 from marl_plugins.builtin.tools.search.corpus import Document
+from marl_plugins.builtin.tools.search.dense import DenseIndex
 from marl_plugins.builtin.tools.search.index import SearchIndex, SharedIndex, search_tool
 from marl_plugins.builtin.tools.search.section import SearchToolConfig
 from marl_plugins.contracts.tools import ToolContract
+from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.tools import ToolCall
 from marl_plugins.engine.plan.build import build_plan
 
@@ -188,3 +193,120 @@ def test_a_wrong_corpus_is_an_error_of_the_plan_by_file_and_line(name, tmp_path)
         )
     with refused(*problems):
         recipe(tmp_path, "{corpus: c.jsonl}")
+
+
+def letters(texts):
+    """An embedding: how often each letter stands in a text."""
+    return [
+        [text.lower().count(letter) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts
+    ]
+
+
+@given(
+    st.lists(st.text("abc ", min_size=1).filter(str.strip), min_size=1, max_size=9), st.text("abc")
+)
+def test_a_dense_index_finds_what_the_cosine_of_each_document_says(texts, query):
+    def cosine(one, other):
+        lengths = [math.sqrt(sum(x * x for x in vector)) for vector in (one, other)]
+        if not all(lengths):
+            return 0.0
+        return sum(x * y for x, y in zip(one, other, strict=True)) / lengths[0] / lengths[1]
+
+    index = DenseIndex([Document(text) for text in texts], letters)
+    found = [document.text for document in index.best(query, 3)]
+    (asked_for,), each = letters([query]), letters(texts)
+    best = sorted((cosine(asked_for, one) for one in each), reverse=True)[:3]
+    by_text = dict(zip(texts, each, strict=True))
+    assert [cosine(asked_for, by_text[t]) for t in found] == pytest.approx(best, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda texts: [[1.0]], lambda texts: [[float("nan")] * 2] * len(texts), len]
+)
+def test_embeddings_that_are_none_are_refused_before_anything_is_searched(wrong):
+    documents = [Document(text) for text in "abc"]
+    assert found_by(DenseIndex, documents, wrong)[0][0] == "search.embeddings"
+
+
+def by_server(url, **config):
+    return search_tool(
+        SearchToolConfig(kind="http", address=url, results=2, **config), None, SharedIndex()
+    )
+
+
+def retrieved(*documents):
+    return Reply(raw=json.dumps({"result": [list(documents)]}).encode())
+
+
+def test_a_server_is_asked_as_search_r1_asks_and_its_documents_are_read_in_either_form():
+    documents = (
+        {"document": {"contents": '"Ulm"\nUlm is a town.'}, "score": 2},
+        {"title": "Bonn", "text": "A town, too."},
+        {"text": "one too many"},
+    )
+    with openai_server(lambda body, count: retrieved(*documents)) as (url, bodies):
+        found = asked(by_server(f"{url}/retrieve"), " town ")
+    assert found == ("Ulm is a town.\nBonn: A town, too.", True)
+    assert bodies == [{"queries": ["town"], "topk": 2, "return_scores": False}]
+    assert bodies.paths == ["/v1/retrieve"]
+
+
+def test_a_server_without_documents_finds_nothing_and_that_is_no_failure():
+    with openai_server(lambda body, count: retrieved()) as (url, _):
+        assert asked(by_server(f"{url}/retrieve"), "town") == ("nothing was found", False)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(raw=b"<html>log in</html>"),
+        Reply(raw=b"[" + b"1," * 5_000_000 + b"1]"),
+        Reply(raw=b'{"result": [["Ulm"]]}'),
+        Reply(raw=b'{"result": [[{"text": 7}]]}'),
+        Reply("no such place", status=404),
+        Reply(reset=True),
+        Reply("down", status=503),
+        Reply(seconds=0.5),
+    ],
+)
+def test_a_server_that_answers_anything_else_or_nothing_is_infrastructure(reply, monkeypatch):
+    monkeypatch.setattr("marl_plugins.builtin.tools.search.server.REPEATS", 1)
+    with openai_server(lambda body, count: reply) as (url, bodies):
+        with pytest.raises(InfrastructureFailure) as caught:
+            asked(by_server(f"{url}/retrieve", seconds=0.3), "town")
+        passing = reply.reset or reply.seconds or reply.status == 503
+        assert len(bodies) == (2 if passing else 1)
+    assert caught.value.kind == "search"
+    assert len(str(caught.value)) < 500
+
+
+def test_a_server_that_was_busy_once_is_asked_again():
+    def busy(body, count):
+        return Reply("busy", status=429) if count == 1 else retrieved({"text": "here"})
+
+    with openai_server(busy) as (url, _):
+        assert asked(by_server(f"{url}/retrieve"), "town") == ("here", True)
+
+
+def test_each_kind_reads_its_own_keys_and_a_plan_has_the_tool(tmp_path):
+    shutil.copytree(Path(__file__).parent / "recipes" / "sums", tmp_path / "sums")
+    (tmp_path / "sums" / "embed.py").write_text("def embed(texts): return [[1.0]] * len(texts)")
+    written(tmp_path / "sums" / "towns.jsonl")
+    recipe = tmp_path / "sums" / "searching.yaml"
+
+    def planned(search):
+        recipe.write_text(f"extends: tiny.yaml\ntools: {{search: {search}}}\n")
+        return build_plan(["--recipe", str(recipe)])
+
+    for search, key in (
+        ("{kind: http}", "address"),
+        ("{kind: dense, embed: 'embed.py:embed'}", "corpus"),
+        ("{corpus: towns.jsonl, embed: 'embed.py:embed'}", "embed"),
+        ("{kind: http, address: 'http://x/y', corpus: towns.jsonl}", "corpus"),
+    ):
+        code, *_, place = found_by(planned, search)[0]
+        assert (code, place) == ("search.keys", f"tools.search.{key}")
+    missing = "{kind: dense, corpus: towns.jsonl, embed: 'embed.py:other'}"
+    assert found_by(planned, missing)[0][0] == "search.embed"
+    tools = planned("{kind: dense, corpus: towns.jsonl, embed: 'embed.py:embed'}").run.tools
+    assert asked(tools["search"], "?")[0].count("\n") == 2

@@ -1,6 +1,7 @@
 """The small shipped recipes `vote`, `tool_user` and `coder_tester`: whole trajectories through a
 simulated engine, scored."""
 
+import json
 import random
 
 import pytest
@@ -117,3 +118,25 @@ def test_the_coder_is_scored_by_the_hidden_asserts_and_the_tester_by_being_right
     assert {a.role: a.reward for a in trajectory.actions} == outcomes
     if second is not None:
         assert "AssertionError" in coders[-1].shown[0][1] and len(coders[-1].parents) == 2
+
+
+def test_programs_that_read_standard_input_meet_shown_and_hidden_tests():
+    """The shown test is run with the tester's, so a wrong program has a second try."""
+    plan = planned("coder_tester/stdin.yaml")
+    task = next(t for t in plan.tasks("train") if "sum plus" in t.prompt)
+    number = int(task.prompt.rstrip(".").split()[-1])
+    right = f"a, b = map(int, input().split())\nprint(a + b + {number})"
+    programs = iter(["print(0)", right])
+
+    def says(role, prompt):
+        if role == "coder":
+            return f"```python\n{next(programs)}\n```"
+        return f"```python\nassert printed('1 1') == '{2 + number}'\n```"
+
+    trajectory = played(plan, task, says)
+    assert trajectory.outcomes == {"coder": 1.0, "tester": 1.0}
+    assert [a.role for a in trajectory.actions].count("coder") == 2
+    assert not trajectory.tool_results[0].ok
+    hidden = [test["input"] for test in json.loads(task.label)]
+    shown = [content for a in trajectory.actions for _, content in a.shown]
+    assert not [text for text in hidden if any(repr(text) in content for content in shown)]

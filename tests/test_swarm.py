@@ -295,6 +295,52 @@ def test_a_peer_that_names_a_far_future_or_rewrites_its_past_moves_no_experience
     assert {step for step, *_ in rounds_taken(bob)} == {1}
 
 
+def test_a_peer_that_rewrites_what_is_still_shared_is_taken_once_and_a_repeated_step_as_it_was(
+    tmp_path,
+):
+    """Between bob's steps alice puts other answers to the same tasks into all of her records, which
+    are in his window: what he has taken stays what it was, and nothing comes a second time."""
+    store, rng = tmp_path / "store", random.Random(58)
+    fit(peer(tmp_path / "a", store, seed=7))
+    files = sorted(store.rglob("alice-*.json.gz"))
+
+    def rewrite():
+        by_task = defaultdict(list)
+        for file in files:
+            by_task[file.name].append((file, file.read_bytes()))
+        for same in by_task.values():
+            contents = [content for _, content in same]
+            rng.shuffle(contents)
+            for (file, _), content in zip(same, contents[1:] + contents[:1], strict=True):
+                file.write_bytes(content)
+
+    def bob(folder, step, state):
+        trainer = peer(
+            tmp_path / folder, store, seed=8, steps=step, name="bob", external=2, staleness=9
+        )
+        trainer.run.args.ckpt.path = str(tmp_path / "ckpt")
+        if state is not None:
+            trainer.plugins.named.restore(trainer.run, state)
+            trainer.session.policies["p"].version = step - 1
+        fit(trainer, done=step - 1)
+        journal = json.loads((tmp_path / "ckpt" / "swarm" / f"step-{step:06}.json").read_text())
+        return trainer, journal["records"]
+
+    state, paths, taken = None, [], []
+    for step in (1, 2, 3):
+        before, shared = state, {str(f.relative_to(store)): f.read_bytes() for f in files}
+        trainer, records = bob(f"b{step}", step, state)
+        for path, content in records.items():
+            assert content == gzip.decompress(shared[path]).decode("utf-8")
+        paths += records
+        taken.append(received(trainer))
+        state = json.loads(json.dumps(trainer.plugins.named.state(trainer.run)))
+        rewrite()
+    assert len(paths) == len(set(paths)) == 6
+    again, records = bob("again", 3, before)
+    assert received(again) == taken[-1] and list(records) == paths[-2:]
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("sampler", ["nonzero", "reward"])
 def test_samplers_search_until_enough_and_quotas_count_what_is_taken(tmp_path, sampler, seed):

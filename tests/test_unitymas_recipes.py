@@ -321,6 +321,38 @@ def test_no_agent_is_shown_a_hidden_test():
     assert not [test for test in task.label if any(test in r.call for r in trajectory.tool_results)]
 
 
+@pytest.mark.parametrize("layout", ["deepcoder", "taco"])
+def test_programs_that_read_standard_input_are_steered_by_visible_tests_and_paid_by_hidden_ones(
+    tmp_path, layout
+):
+    pairs = [(f"{a} {b}\n", f"{a + b}\n") for a, b in ((1, 2), (5, 0), (7, 7), (30, 4))]
+    tests = {
+        "deepcoder": [{"type": "stdin_stdout", "input": i, "output": o} for i, o in pairs],
+        "taco": {"inputs": [i for i, _ in pairs], "outputs": [o for _, o in pairs]},
+    }[layout]
+    key = "tests" if layout == "deepcoder" else "input_output"
+    file = tmp_path / "sums.jsonl"
+    line = json.dumps({"problem": "Print the sum.", key: json.dumps(tests)}) + "\n"
+    file.write_text(64 * line)
+    data = ["--data.prompt_dataset", str(file), "--data.input_key", "problem"]
+    plan = planned("reflect/stdin.yaml", *data)
+    task = plan.tasks("train")[0]
+    assert task.metadata["visible"] == "assert printed('1 2\\n') == '3'"
+    assert len(task.label) == 3
+    programs = ["print(3)", "a, b = map(int, input().split())\nprint(a + b)"]
+    lines = {
+        "planner": ["<plan>add</plan>"] * 2,
+        "coder": [f"```python\n{program}\n```" for program in ("print(2)", programs[1])],
+        "reflector": ["<advice>read them</advice>"],
+    }
+    trajectory = played(plan, task, scripted(**lines))
+    assert trajectory.outcome == 1.0
+    assert rewards_of(trajectory)["coder"] == [0.0, 1.0]
+    assert sorted(result.ok for result in trajectory.tool_results) == [False, True]
+    lines |= {"coder": [f"```python\n{programs[0]}\n```"], "planner": ["<plan>3</plan>"]}
+    assert played(plan, task, scripted(**lines)).outcome == 0.0  # the visible test alone passes
+
+
 # --- data of the user's own
 # -----------------------------------------------------------------------------------------------
 

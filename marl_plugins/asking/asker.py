@@ -2,6 +2,7 @@
 
     judge    cache.py      kept, replayed, or being asked for right now: the same question is asked
                            once
+             speaker.py    or: the next turn of a conversation, whose words are the answer
              question.py   a prompt with a nonce, a strict reading, one second question; a deadline
                            over all of it
     send     repeats.py    what may pass is repeated after a pause
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.asking.cache import Cache, KeptAnswers
 from marl_plugins.asking.endpoint import CoachEndpoint
@@ -28,7 +29,15 @@ from marl_plugins.asking.limits import AskingLimits, SpendingBudget
 from marl_plugins.asking.policy import PolicyTransport, derived_nonce
 from marl_plugins.asking.question import Questioner, random_nonce
 from marl_plugins.asking.repeats import Repeats
-from marl_plugins.asking.request import Form, Judgement, JudgeRequest, RequestTally, Transport
+from marl_plugins.asking.request import (
+    Form,
+    Judgement,
+    JudgementLayer,
+    JudgeRequest,
+    RequestTally,
+    Transport,
+)
+from marl_plugins.asking.speaker import Speaker, Turn
 from marl_plugins.core.redaction import Redaction
 
 if TYPE_CHECKING:
@@ -39,7 +48,8 @@ class Asker:
     """Asks for judgements. One for the whole run, in its event loop: its limits are the run's.
 
     Args:
-        questioner: The outermost layer but the cache; its form is what `probe` finds.
+        questioner: The outermost layer but the cache; its form is what `probe` finds. A `Speaker`
+            takes a `Turn` in place of a request.
         transport: The innermost layer.
         tally: What the layers count in.
         cache: Around the questioner, where there is one.
@@ -48,10 +58,10 @@ class Asker:
 
     def __init__(
         self,
-        questioner: Questioner,
+        questioner: Questioner | Speaker,
         transport: Transport,
         tally: RequestTally,
-        cache: Cache | None = None,
+        cache: Cache[Any] | None = None,
         budget: SpendingBudget | None = None,
     ):
         self.questioner = questioner
@@ -60,14 +70,15 @@ class Asker:
         self.cache = cache
         self.budget = budget
 
-    async def judge(self, request: JudgeRequest) -> Judgement:
+    async def judge(self, request: JudgeRequest | Turn) -> Judgement:
         """Returns the judgement.
 
         Raises:
             InfrastructureFailure: It is unavailable.
             RunPaused: So are all further ones.
         """
-        return await (self.cache or self.questioner).judge(request)
+        outermost: JudgementLayer[Any] = self.cache or self.questioner
+        return await outermost.judge(request)
 
     @property
     def form(self) -> Form:
@@ -125,9 +136,16 @@ class Asker:
 
 
 def endpoint_asker(
-    endpoint: CoachEndpoint, budget: SpendingBudget | None = None, kept: KeptAnswers | None = None
+    endpoint: CoachEndpoint,
+    budget: SpendingBudget | None = None,
+    kept: KeptAnswers | None = None,
+    speaks: bool = False,
 ) -> Asker:
-    """Asks an endpoint, within its limits."""
+    """Asks an endpoint, within its limits.
+
+    Args:
+        speaks: It continues conversations (`Turn`), and judges nothing.
+    """
     from marl_plugins.asking.transport import EndpointTransport  # requires what is optional
 
     budget = budget or SpendingBudget(endpoint.prefix)
@@ -136,18 +154,16 @@ def endpoint_asker(
     limits = AskingLimits(transport, budget, endpoint.concurrency, endpoint.per_minute)
     repeats = Repeats(limits, endpoint.retries, tally)
     form: Form = "text" if endpoint.form == "auto" else endpoint.form
-    redaction = endpoint.redaction
+    prefix, seconds, redaction = endpoint.prefix, endpoint.deadline, endpoint.redaction
+    kept = kept or KeptAnswers(prefix)
+    if speaks:
+        speaker = Speaker(repeats, prefix, seconds, redaction, limits.under_way)
+        turns = Cache(speaker, kept, lambda turn: turn.key(endpoint), tally, redaction)
+        return Asker(speaker, transport, tally, turns, budget)
     questioner = Questioner(
-        repeats,
-        form,
-        endpoint.prefix,
-        endpoint.deadline,
-        random_nonce,
-        tally,
-        redaction,
-        limits.under_way,
+        repeats, form, prefix, seconds, random_nonce, tally, redaction, limits.under_way
     )
-    cache = Cache(questioner, kept or KeptAnswers(endpoint.prefix), endpoint.key, tally, redaction)
+    cache = Cache(questioner, kept, endpoint.key, tally, redaction)
     return Asker(questioner, transport, tally, cache, budget)
 
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from marl_plugins.core.trajectory import Action
 
 
+class PolicyAskers(dict[str, "Asker"]):
+    """What asks the models of external policies, `run.state(PolicyAskers)`, by policy."""
+
+
 class Askers:
     """The clients of a run's coach, `run.state(Askers)`; none where no model judges."""
 

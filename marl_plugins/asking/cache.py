@@ -9,10 +9,10 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Generic, TypeVar
 
 from marl_plugins.asking.reading import UNREADABLE
-from marl_plugins.asking.request import Judgement, JudgementLayer, JudgeRequest, RequestTally
+from marl_plugins.asking.request import Judgement, JudgementLayer, RequestTally
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.redaction import Redaction
@@ -26,7 +26,10 @@ class _PendingJudgement:
     waiting: int = 0
 
 
-class Cache:
+R = TypeVar("R")
+
+
+class Cache(Generic[R]):
     """Answers from what is kept, joins what is being asked for, and asks for the rest.
 
     Args:
@@ -38,9 +41,9 @@ class Cache:
 
     def __init__(
         self,
-        inner: JudgementLayer,
+        inner: JudgementLayer[R],
         kept: KeptAnswers,
-        key: Callable[[JudgeRequest], str],
+        key: Callable[[R], str],
         tally: RequestTally,
         redaction: Redaction,
     ):
@@ -51,7 +54,7 @@ class Cache:
         self.redaction = redaction
         self.pending: dict[str, _PendingJudgement] = {}
 
-    async def judge(self, request: JudgeRequest) -> Judgement:
+    async def judge(self, request: R) -> Judgement:
         """Returns the judgement, kept or fresh; one that nobody waits for any more is cancelled."""
         key = self.key(request)
         known = self.kept.get(key)
@@ -76,7 +79,7 @@ class Cache:
             if not shared.waiting:
                 shared.task.cancel()
 
-    async def _ask(self, key: str, request: JudgeRequest) -> Judgement:
+    async def _ask(self, key: str, request: R) -> Judgement:
         judgement = await self.inner.judge(request)
         self.kept.put(key, judgement)
         return judgement

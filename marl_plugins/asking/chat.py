@@ -67,11 +67,17 @@ class ReportedError(Exception):
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """An answer that was read: its text, empty where it was cut off, and whether it says how many
-    tokens it took."""
+    """An answer that was read: its text, why it ended, and whether it says how many tokens it
+    took."""
 
     text: str
     counted: bool
+    finish: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """The text, empty where it was cut off: what is left may be a verdict."""
+        return "" if self.finish == "length" else self.text
 
 
 class ChatClient:
@@ -151,9 +157,7 @@ class ChatClient:
                 f"an answer of {len(text)} characters; at most {LONGEST_TEXT_CHARS} are read"
             )
         self._notice_model(values.get("model"))
-        return ChatAnswer(
-            "" if finish == "length" else self.redaction.redact(text), counted
-        )  # what is cut off may be a verdict
+        return ChatAnswer(self.redaction.redact(text), counted, str(finish))
 
     def _count(self, values: Any) -> bool:
         """Add the tokens that an answer took; whether it says how many."""

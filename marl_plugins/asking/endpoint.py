@@ -29,6 +29,7 @@ class CoachEndpoint:
         form: `json` asks for structured output, `text` for lines, `auto` for the first that the
             endpoint has.
         body: Fields added to every request; a null takes one of ours out.
+        keys: The recipe's keys in place of flags, by the flag's name, for messages.
     """
 
     prefix: str
@@ -43,6 +44,11 @@ class CoachEndpoint:
     max_tokens: int = 1024
     form: Literal["auto", "json", "text"] = "auto"
     body: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    def setting(self, name: str) -> str:
+        """Returns what a user sets to change one of these values."""
+        return self.keys.get(name, f"--{self.prefix}.{name}")
 
     def __str__(self) -> str:
         return f"{self.prefix} endpoint {self.shown_url}, model {self.model!r}"
@@ -97,5 +103,7 @@ class CoachEndpoint:
                 "json_schema": {"name": "judgement", "strict": True, "schema": inquiry.schema},
             }
         return {
-            name: value for name, value in (body | dict(self.body)).items() if value is not None
+            name: value
+            for name, value in {**body, **inquiry.body, **self.body}.items()
+            if value is not None
         }

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from marl_plugins.asking.request import (
@@ -25,6 +25,20 @@ from marl_plugins.core.redaction import Redaction
 def random_nonce(request: JudgeRequest) -> str:
     """Returns a word for a request: hexadecimal digits."""
     return secrets.token_hex(4)
+
+
+@asynccontextmanager
+async def in_time(seconds: float, prefix: str) -> AsyncIterator[None]:
+    """Ends what takes longer than `--PREFIX.deadline` as an `InfrastructureFailure`."""
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            yield
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise InfrastructureFailure(
+            "coach_deadline", f"no judgement within {seconds:g} s (--{prefix}.deadline)"
+        ) from None
 
 
 class Questioner:
@@ -62,16 +76,8 @@ class Questioner:
 
     async def judge(self, request: JudgeRequest) -> Judgement:
         """Returns the judgement, within the deadline."""
-        try:
-            async with asyncio.timeout(self.deadline) as deadline, self.under_way:
-                return await self._ask(request)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise InfrastructureFailure(
-                "coach_deadline",
-                f"no judgement within {self.deadline:g} s (--{self.prefix}.deadline)",
-            ) from None
+        async with in_time(self.deadline, self.prefix), self.under_way:
+            return await self._ask(request)
 
     async def _ask(self, request: JudgeRequest) -> Judgement:
         nonce, form = self.nonce(request), self.form

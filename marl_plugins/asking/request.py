@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from marl_plugins.asking.reading import UNREADABLE
 from marl_plugins.core.failures import InfrastructureFailure
@@ -58,17 +58,23 @@ class Inquiry:
     """The conversation in which one request is asked.
 
     Args:
+        body: Fields of this request, which the endpoint's own replace.
         sampled: Whether a policy's answers are sampled.
         begun: When the first message was sent.
         answer: The last answer of a policy.
+        finish: Why an endpoint's last answer ended, in its words: `length` where it was cut off.
+        whole: Whether an answer that was cut off is taken as it is.
     """
 
     messages: list[Message]
     form: Form
     schema: Mapping[str, Any]
+    body: Mapping[str, Any] = field(default_factory=dict)
     sampled: bool = False
     begun: float | None = None
     answer: Answer | None = None
+    finish: str = ""
+    whole: bool = False
 
     def reply(self, answer: str, text: str) -> None:
         """Continues the conversation after what the other side said."""
@@ -90,14 +96,17 @@ class TransientFailure(InfrastructureFailure):
         super().__init__(kind, detail)
 
 
-class JudgementLayer(Protocol):
+R_contra = TypeVar("R_contra", contravariant=True)
+
+
+class JudgementLayer(Protocol[R_contra]):
     """An outer layer: a request to a judgement.
 
     Raises `InfrastructureFailure` where this judgement is unavailable, `RunPaused` where all
     further ones are too.
     """
 
-    async def judge(self, request: JudgeRequest) -> Judgement: ...
+    async def judge(self, request: R_contra, /) -> Judgement: ...
 
 
 class MessageLayer(Protocol):

@@ -51,7 +51,7 @@ class EndpointTransport:
         await self.client.close()
 
     async def send(self, inquiry: Inquiry) -> str:
-        """Returns one answer; empty where it was cut off.
+        """Returns one answer; empty where it was cut off, unless the inquiry is for its words.
 
         Raises:
             TransientFailure: It is unavailable, and repeating the request may help.
@@ -62,7 +62,7 @@ class EndpointTransport:
         inquiry.begun = inquiry.begun or time.monotonic()
         self.tally.counts["requests"] += 1
         try:
-            return (await self.client.ask(inquiry)).text
+            answer = await self.client.ask(inquiry)
         except ReportedError as error:
             raise self._meaning(error) from error
         except TimeoutError as error:
@@ -77,6 +77,8 @@ class EndpointTransport:
             raise InfrastructureFailure("coach_refused", str(error)) from error
         except MalformedAnswer as error:
             raise TransientFailure("coach_protocol", str(error)) from error
+        inquiry.finish = answer.finish
+        return answer.text if inquiry.whole else answer.verdict
 
     def _meaning(self, error: ReportedError) -> Exception:
         """Returns what a reported error means: it may pass, concerns this question alone, or ends
@@ -108,9 +110,8 @@ class EndpointTransport:
             return Problem("endpoint.key", self._where, got, fix=fix)
         if error.status == 404:
             fixes += [
-                f"is --{e.prefix}.base_url right (it usually ends in /v1), and --{e.prefix}.model "
-                "the name that the "
-                "endpoint uses?"
+                f"is {e.setting('base_url')} right (it usually ends in /v1), and "
+                f"{e.setting('model')} the name that the endpoint uses?"
             ]
         if error.busy:
             fixes += [f"it asks to wait {error.wait:.0f} s" if error.wait else "it is busy"]
@@ -173,7 +174,7 @@ class EndpointTransport:
         if self.budget.limited and not answer.counted:
             got = "does not report how many tokens an answer took, which a budget requires"
             return Problem("endpoint.no_usage", where, got), True
-        if request.read(answer.text, nonce, form) is None:
+        if request.read(answer.verdict, nonce, form) is None:
             shown = self.client.redaction.text(answer.text[:1000], 200)
             got = (
                 f"answered a trial question with {shown!r}, which is not the form it was asked for"

@@ -35,7 +35,7 @@ from marl_plugins import (
     hookimpl,
 )
 from marl_plugins.asking.askers import Askers
-from marl_plugins.coach.bias import debias
+from marl_plugins.coach.bias import by_length, debias
 from marl_plugins.coach.ensemble import Ensemble, weigh_by_agreement
 from marl_plugins.coach.flags import NEEDED as NEEDED  # named here for `openrlhf doctor`
 from marl_plugins.coach.flags import add_flags, check_flags, judging_themselves, kind_of
@@ -312,7 +312,8 @@ def marl_log(run: Run, metrics: dict[str, float]) -> None:
         prefix = f"coach/member/{member}" if member else "coach"
         metrics |= {f"{prefix}/{name}": value for name, value in asker.metrics().items()}
     state.bias.observe(state.judged)
-    metrics |= state.bias.metrics()
+    state.length_bias.observe(state.judged, by_length(state.judged))
+    metrics |= {**state.bias.metrics(), **state.length_bias.metrics()}
     if state.stages.stages:
         metrics["coach/stage"] = float(state.stages.index + 1)
         state.stages.observe(int(metrics["step"]), metrics.get("outcome/mean"))
@@ -322,10 +323,12 @@ def marl_log(run: Run, metrics: dict[str, float]) -> None:
 @hookimpl
 def marl_state(run: Run) -> dict[str, Any]:
     state = run.state(CoachState)
-    return {"bias": state.bias.record(), "stages": state.stages.record()}
+    monitors = {monitor.name: monitor.record() for monitor in (state.bias, state.length_bias)}
+    return {**monitors, "stages": state.stages.record()}
 
 
 @hookimpl
 def marl_restore(run: Run, state: Mapping[str, Any]) -> None:
     run.state(CoachState).bias.restore(state["bias"])
+    run.state(CoachState).length_bias.restore(state.get("length_bias", {}))
     run.state(CoachState).stages.restore(state["stages"])

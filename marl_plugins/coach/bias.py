@@ -31,14 +31,20 @@ returns counts once. Sums of tasks are kept, no scores; they fade by `BIAS_DECAY
 `--coach.debias` takes out of every score how far its type's m_j lies from the mean of all types,
 where this test finds a bias in the steps before, so that the order in which verdicts arrive does
 not matter. What is measured is always the coach's own score, before anything is taken out.
+
+Does it prefer long answers (section 4.4)? The same test, with what is longer and what is shorter
+than the role's median of the step as the two types: longer answers may well be better, and only
+what success does not explain is a bias. Both types hold samples of the same tasks, whose own
+effects are alike in both, so the errors are rather too large. It is reported, and nothing is taken
+out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import hypot, sqrt
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, median
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import t_quantile
@@ -73,6 +79,7 @@ TERM = "debias"
 
 Samples = list[tuple[float, float]]
 """Score and outcome of each sample of a task."""
+KindOf = Callable[["Trajectory", str], str | None]
 TaskSums = list[float]
 """Of the samples of a task, each with its weight w as of `step`: step, w, w^2, s, o, so, o^2."""
 
@@ -215,13 +222,24 @@ class BiasMonitor:
     sums: dict[str, dict[str, dict[str, TaskSums]]] = field(default_factory=dict)
     tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
     """What `differences` gives for an alarm, as of the last step."""
+    name: str = "bias"
+    """Of its metrics, and of its alarm."""
 
-    def observe(self, step: Iterable[tuple[Trajectory, JudgedAction]]) -> None:
+    def observe(
+        self,
+        step: Iterable[tuple[Trajectory, JudgedAction]],
+        kind_of: KindOf = lambda trajectory, role: type_of(trajectory),
+    ) -> None:
         """Takes in a step's verdicts: of each role one mean score a trajectory, because its actions
-        are no independent samples."""
+        are no independent samples.
+
+        Args:
+            kind_of: A trajectory and a role to the type; None: it has none.
+        """
         by_key: dict[tuple[str, str, str], dict[Trajectory, list[tuple[float, float]]]] = {}
         for trajectory, judged in step:
-            kind, outcome = type_of(trajectory), trajectory.outcome_of(judged.action.role)
+            kind = kind_of(trajectory, judged.action.role)
+            outcome = trajectory.outcome_of(judged.action.role)
             if kind is not None and judged.verdict is not None and outcome is not None:
                 samples = by_key.setdefault((judged.action.role, kind, trajectory.task.id), {})
                 samples.setdefault(trajectory, []).append((judged.verdict.share, outcome))
@@ -304,22 +322,23 @@ class BiasMonitor:
         reasons: dict[str, float] = {}
         for role, table in self.differences(1.96).items():
             for kind, d in table.items():
-                name, test = f"{role}/{kind}", self.tests[role][kind]
+                name, test = f"{self.name}/{role}/{kind}", self.tests[role][kind]
                 metrics |= {
-                    f"coach/bias/{name}/score": d.score,
-                    f"coach/bias/{name}/success": d.success,
+                    f"coach/{name}/score": d.score,
+                    f"coach/{name}/success": d.success,
                 }
                 metrics |= {
-                    f"coach/bias/{name}": d.bias,
-                    f"coach/bias/{name}/unclear": float(test.unclear),
+                    f"coach/{name}": d.bias,
+                    f"coach/{name}/unclear": float(test.unclear),
                 }
                 metrics |= {
-                    f"coach/bias/{name}/low": d.interval.low,
-                    f"coach/bias/{name}/high": d.interval.high,
+                    f"coach/{name}/low": d.interval.low,
+                    f"coach/{name}/high": d.interval.high,
                 }
                 if test.is_bias:
-                    reasons[f"alarm/coach_bias/{name}"] = d.bias
-        return {**metrics, "alarm/coach_bias": float(bool(reasons)), **reasons} if metrics else {}
+                    reasons[f"alarm/coach_{name}"] = d.bias
+        alarm = {f"alarm/coach_{self.name}": float(bool(reasons))}
+        return {**metrics, **alarm, **reasons} if metrics else {}
 
     def record(self) -> dict[str, Any]:
         return {"step": self.step, "tasks": self.sums}
@@ -350,6 +369,23 @@ def type_of(trajectory: Trajectory) -> str | None:
     """Returns the type of a trajectory's task, if its metadata name one."""
     kind = trajectory.task.metadata.get("type")
     return None if kind is None else str(kind)
+
+
+def by_length(step: Sequence[tuple[Trajectory, JudgedAction]]) -> KindOf:
+    """Returns whether what a role has written in a trajectory is `longer` or `shorter` than the
+    median of the role's in a step, in tokens an action; None where it is as long."""
+    of: dict[str, dict[Trajectory, list[int]]] = {}
+    for trajectory, judged in step:
+        lengths = of.setdefault(judged.action.role, {}).setdefault(trajectory, [])
+        lengths.append(len(judged.action.generation.ids))
+    means = {role: {t: fmean(n) for t, n in lengths.items()} for role, lengths in of.items()}
+    middle = {role: median(lengths.values()) for role, lengths in means.items()}
+
+    def kind(trajectory: Trajectory, role: str) -> str | None:
+        length = means[role][trajectory]
+        return None if length == middle[role] else "longer" if length > middle[role] else "shorter"
+
+    return kind
 
 
 def debias(monitor: BiasMonitor, step: Sequence[tuple[Trajectory, JudgedAction]]) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from marl_plugins import (
     ConfigurationError,
@@ -21,7 +19,12 @@ from marl_plugins import (
     meant,
     recipe_file,
 )
-from marl_plugins.asking.endpoint import shown_url
+from marl_plugins.asking.flags import (
+    add_endpoint_flags,
+    address_problems,
+    key_problems,
+    price_problems,
+)
 
 if TYPE_CHECKING:
     from marl_plugins import Run
@@ -58,23 +61,6 @@ IRRELEVANT = {
     "model": OF_A_POLICY,
 }
 """By kind of coach: flags without effect on it, and what they are about."""
-
-
-def request_fields(word: str) -> str:
-    """Parses --coach.body: JSON, checked and kept as text (nested flags cannot hold a mapping); it
-    may hold secrets."""
-    try:
-        body = json.loads(word)
-    except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(
-            f"not JSON: {error}; expected a JSON object of request fields"
-        ) from None
-    if not isinstance(body, dict):
-        raise argparse.ArgumentTypeError(
-            "expected a JSON object of request fields, got "
-            f"{'a list' if isinstance(body, list) else 'a single value'}"
-        )
-    return word
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -198,63 +184,7 @@ def _add_flags_of_endpoints(group: argparse._ArgumentGroup) -> None:
         default="auto",
         help="structured output, lines of text, or the first of the two that the endpoint has",
     )
-    add(
-        "--coach.body",
-        type=request_fields,
-        metavar="JSON",
-        help="fields for every request; null takes one out: '{\"temperature\": null}'",
-    )
-    add("--coach.timeout", type=above(0), default=60.0, metavar="SECONDS", help="for one request")
-    add(
-        "--coach.retries",
-        type=at_least(0),
-        default=6,
-        help="repeats of a request that failed in a way that may pass (429, 5xx, ...)",
-    )
-    add(
-        "--coach.concurrency",
-        type=at_least(1),
-        default=32,
-        help="requests in flight, in the whole run",
-    )
-    add(
-        "--coach.per_minute",
-        type=above(0),
-        metavar="N",
-        help="requests begun per minute, in the whole run",
-    )
-    add(
-        "--coach.price_in",
-        type=at_least(0, float),
-        default=0.0,
-        metavar="USD",
-        help="of a million tokens of prompts",
-    )
-    add(
-        "--coach.price_out",
-        type=at_least(0, float),
-        default=0.0,
-        metavar="USD",
-        help="of a million tokens of answers",
-    )
-    add(
-        "--coach.budget",
-        type=above(0),
-        metavar="USD",
-        help="what the run may spend; past it the run is saved and ends",
-    )
-    add(
-        "--coach.budget_tokens",
-        type=at_least(1),
-        metavar="N",
-        help="the same in tokens, of prompts and answers together",
-    )
-    add(
-        "--coach.cache",
-        type=recipe_file,
-        metavar="FILE",
-        help="verdicts of earlier runs, added to; the same question is never paid twice",
-    )
+    add_endpoint_flags(group, PREFIX, "verdicts")
     add("--coach.record", type=recipe_file, metavar="FILE", help="keep all verdicts of this run")
     add(
         "--coach.replay",
@@ -431,19 +361,7 @@ def judging_themselves(run: Run, coaches: Iterable[str | None]) -> list[Problem]
 
 def endpoint_problems(args: Any) -> list[Problem]:
     """Returns what is wrong with an endpoint's flags (`args.base_url`, ...)."""
-    problems = []
-    if args.budget is not None and not (args.price_in or args.price_out):
-        problems.append(
-            Problem(
-                "coach.no_price",
-                got=(
-                    "--coach.budget counts dollars and needs --coach.price_in and "
-                    "--coach.price_out, or use "
-                    "--coach.budget_tokens"
-                ),
-                flags=("coach.budget", "coach.price_in", "coach.price_out", "coach.budget_tokens"),
-            )
-        )
+    problems = price_problems(PREFIX, args)
     if args.replay and (args.cache or args.record):
         problems.append(
             Problem(
@@ -455,46 +373,8 @@ def endpoint_problems(args: Any) -> list[Problem]:
         )
     return [
         *problems,
-        *_address_problems(args.base_url),
-        *(_key_problems(args.api_key_env) if args.model else []),
-    ]
-
-
-def _address_problems(url: str) -> list[Problem]:
-    """Returns what is wrong with an endpoint's address; none of it is repeated that may be a
-    password."""
-    try:
-        place = urlsplit(url)
-        if (
-            place.scheme in ("http", "https")
-            and place.hostname
-            and (place.port is None or place.port > 0)
-        ):
-            return []
-    except (
-        ValueError
-    ):  # a port that is no number: a / or # in a password ends the address before it
-        pass
-    return [
-        Problem(
-            "coach.address",
-            at(flag="coach.base_url"),
-            f"{shown_url(url)}: expected http://HOST:PORT/v1 or https://...",
-            fix="in a password / is written %2F, @ %40, : %3A and # %23",
-        )
-    ]
-
-
-def _key_problems(variable: str) -> list[Problem]:
-    key = os.environ.get(variable, "").strip()
-    if key.isascii() and key.isprintable():
-        return []
-    return [
-        Problem(
-            "coach.key",
-            got=f"${variable} (--coach.api_key_env) holds characters that no HTTP header can carry",
-            fix="is it a key?",
-        )
+        *address_problems(args.base_url, at(flag="coach.base_url")),
+        *(key_problems(args.api_key_env, "--coach.api_key_env") if args.model else []),
     ]
 
 
@@ -543,7 +423,7 @@ def endpoint_of(args: Any) -> CoachEndpoint:
 
     if problems := endpoint_problems(args):
         raise ConfigurationError(problems)
-    names = {f.name for f in fields(CoachEndpoint)} - {"prefix", "body"}
+    names = {f.name for f in fields(CoachEndpoint)} - {"prefix", "body", "keys"}
     return CoachEndpoint(
         PREFIX, body=json.loads(args.body or "{}"), **{n: getattr(args, n) for n in names}
     )

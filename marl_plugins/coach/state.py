@@ -37,6 +37,7 @@ class CoachState:
         self.judged: list[tuple[Trajectory, JudgedAction]] = []
         """The step's verdicts, once it has its credit."""
         self.bias = BiasMonitor()
+        self.length_bias = BiasMonitor(name="length_bias")
         self.stages = Stages()
 
 

@@ -73,7 +73,7 @@ def evaluate(plan: Plan, begun: Path | None = None) -> dict[str, Any]:
 
     result, trajectories = with_engines(plan, display, work, begun, needs_tasks=True)
     display.evaluation(None, result, trajectories)
-    models = {p.name: p.model for p in run.policies}  # as they were named
+    models = {p.name: p.shown_model for p in run.policies}  # as they were named
     return {
         **{name.removeprefix("eval/"): value for name, value in result.items()},
         "models": models,

@@ -55,6 +55,7 @@ BUILTINS = (
     "marl_plugins.reinforce_pp",
     "marl_plugins.groups",
     "marl_plugins.gae",
+    "marl_plugins.builtin.external",
     "marl_plugins.builtin.upstream",
     "marl_plugins.builtin.behaviour",
     "marl_plugins.corrections",

@@ -8,6 +8,21 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class ServedModel:
+    """The model of an external policy, which somebody else serves.
+
+    Args:
+        address: Of an OpenAI-compatible endpoint.
+        name: The model's there.
+        key_env: Environment variable that holds the key.
+    """
+
+    address: str
+    name: str
+    key_env: str
+
+
+@dataclass(frozen=True)
 class Policy:
     """The description of a policy; its processes are `PolicyProcesses` (core/processes.py).
 
@@ -23,6 +38,8 @@ class Policy:
         template: What its chat template is given beside the messages.
         excluded_by: The flag that excludes this policy of the recipe from the run; reported, and
             nothing of it is started.
+        served: Its model, where somebody else serves it: it answers in words, and `model` is
+            `WORDS`.
     """
 
     name: str
@@ -33,6 +50,12 @@ class Policy:
     follows: str = ""
     train_every: int = 1
     template: Mapping[str, Any] = field(default_factory=dict)
+    served: ServedModel | None = None
+
+    @property
+    def shown_model(self) -> str:
+        """The model as people know it."""
+        return self.served.name if self.served else self.model
 
     def is_due(self, step: int) -> bool:
         """Returns whether the policy is updated in a step, counted from 1."""

@@ -82,6 +82,9 @@ class RoleSpec:
     finder: Callable[[Sequence[Tool]], FindCalls] | None = None
     """Makes the same for tools that come with a call, and are answered by who makes it; None where
     the role takes none."""
+    external: bool = False
+    """Whether its model is somebody else's, of which there are words alone: no tokens, no
+    log-probs."""
 
     def answers(self, results: Sequence[ToolResult]) -> list[dict[str, str]]:
         """Renders what tools answered as the next messages: one each in the model's own format,

@@ -17,12 +17,14 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import from_home
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.policy import (
-    Policy as Policy,
-)  # copied recipes and plugins import it from here
+    Policy as Policy,  # copied recipes and plugins import it from here
+)
+from marl_plugins.core.policy import ServedModel
 from marl_plugins.core.problems import Problem, Where, at, meant
 from marl_plugins.core.recipe.prompts import Render, prompt_renderer, read_examples
 from marl_plugins.core.recipe.schema import PolicyConfig, Recipe, RoleConfig, Sections
 from marl_plugins.core.recipe.texts import read_text
+from marl_plugins.core.recipe.tiny import WORDS
 from marl_plugins.core.section import Section
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Generation
@@ -304,9 +306,14 @@ class Run(RecipeFiles):
         flag_model = self.args.actor.model_name_or_path
         model = config.model or self.recipe.model
         trainable = (
-            config.trainable if "trainable" in config.model_fields_set else not config.follows
+            config.trainable
+            if "trainable" in config.model_fields_set
+            else not (config.follows or config.endpoint)
         )
-        if flag_model and ("actor.model_name_or_path" in self.on_command_line or not model):
+        served = None
+        if config.endpoint:
+            served, model = ServedModel(config.endpoint, config.model or "", config.key), WORDS
+        elif flag_model and ("actor.model_name_or_path" in self.on_command_line or not model):
             model = flag_model
         elif model and model.startswith((".", "~/")):  # a recipe's paths are relative to it
             model = str((self.folder / from_home(model)).absolute())
@@ -317,6 +324,7 @@ class Run(RecipeFiles):
             config.flags,
             follows=config.follows or "",
             template=config.template,
+            served=served,
         )
 
     @property

@@ -25,8 +25,11 @@ from marl_plugins.core.trajectory import Action, Generation, Trajectory
 T = TypeVar("T", Trajectory, Row)
 
 
-def unchangeable(generation: Generation) -> Generation:
+def unchangeable(generation: Generation, external: bool = False) -> Generation:
     """Returns what was sampled, its ids and log-probs as tuples, whatever a plugin has made them.
+
+    Args:
+        external: There are no log-probs.
 
     Raises:
         ValueError: There is not one log-prob for each id.
@@ -35,7 +38,7 @@ def unchangeable(generation: Generation) -> Generation:
         tuple(generation.ids),
         tuple(generation.logprobs),
     )  # of a tuple: the tuple itself
-    if len(ids) != len(logprobs):
+    if len(ids) != len(logprobs) and not (external and not logprobs):
         raise ValueError(
             f"{len(ids)} ids were sampled with {len(logprobs)} log-probs; expected one for each"
         )

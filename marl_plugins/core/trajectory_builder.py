@@ -338,7 +338,7 @@ class TrajectoryBuilder:
         start = t.now()
         asked = request(spec, turn, t, path, room, seed)
         with self.branches.asking(path):
-            generation = unchangeable(await self._generate(asked))
+            generation = unchangeable(await self._generate(asked), spec.external)
         action = action_of(spec, turn, path, parents, generation)
         action.notes, action.start, action.answered = dict(notes), start, t.now()
         t.actions = [*t.actions, action]

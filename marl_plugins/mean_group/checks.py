@@ -62,11 +62,13 @@ def check_tau(run: Run) -> Iterator[Problem]:
             flags=("mean_group.scales",),
         )
     cooperation = run.args.cooperation
-    if cooperation.tau in (0, math.inf) or not cooperation.factor:
-        got = (
-            f"tau: has no effect with --cooperation.tau {cooperation.tau:g} and "
-            f"--cooperation.factor {cooperation.factor:g}"
-        )
+    factor, tau, preset = cooperation.factor, cooperation.tau, cooperation.preset
+    shown = f"--cooperation.tau {tau:g} and --cooperation.factor {factor:g}"
+    if preset:
+        factor, competition = preset.factors
+        tau, shown = (competition and 1 / competition) or math.inf, f"--cooperation.preset {preset}"
+    if tau in (0, math.inf) or not factor:
+        got = f"tau: has no effect with {shown}"
         fix = "set a tau between 0 and inf and a factor above 0"
         yield Problem("mean_group.no_effect", SCALES, got, fix=fix, severity="warning")
 

@@ -10,10 +10,13 @@ How well programs are isolated depends on the machine (levels.py), or on the ser
 (fusion.py), and `sandbox.isolation` says it.
 
 A grader that runs programs uses `Checker` (checker.py): it runs a program and its checks apart, so
-that a program cannot report its own success.
+that a program cannot report its own success. Tests of public data sets become checks by
+`asserts_of`
+and `prepared` (layouts.py).
 """
 
 from marl_plugins.sandbox.checker import Checker, CheckResult
+from marl_plugins.sandbox.layouts import asserts_of, prepared
 from marl_plugins.sandbox.opening import OnDemandSandbox, open_sandbox
 from marl_plugins.sandbox.program import (
     Language,
@@ -34,5 +37,7 @@ __all__ = [
     "ProgramResult",
     "Sandbox",
     "Status",
+    "asserts_of",
     "open_sandbox",
+    "prepared",
 ]

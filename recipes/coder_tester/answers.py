@@ -145,6 +145,28 @@ def answers(tasks):
         fenced("def add(a, b):\n    return a + b"),
         ["assert add(2, 2) == 4", "def test_add():\n    assert add(7, 0 - 2) == 5"],
     )
+    stdin = '{"inputs": ["1 2\\n", "5 5\\n"], "outputs": ["3\\n", "10\\n"]}'
+    task = Task("stdin", "Print the sum of two numbers.", stdin)
+    read = [
+        "print(sum(map(int, input().split())))",
+        "a, b = map(int, input().split())\nprint(a + b)",
+    ]
+    yield GradedAnswers(
+        task,
+        [*map(fenced, read)],
+        [fenced("print(3)"), fenced("def printed(stdin):\n    return '3'")],
+        [fenced(one) for one in ("import os\nos._exit(0)", "print('passed')", "raise SystemExit")],
+        role="coder",
+        others={"tester": "assert printed('1 1') == '2'"},
+    )
+    yield GradedAnswers(
+        task,
+        ["assert printed('2 2') == '4'", fenced("assert printed('7 8\\n') == '15'")],
+        ["assert printed('2 2') == '5'", "assert printed('2 2') == '2 2'"],
+        ["assert printed('2 2')", "assert printed('2 2') is not None", "printed('2 2')"],
+        role="tester",
+        others={"coder": fenced(read[0])},
+    )
     yield GradedAnswers(
         asserts,
         tests,

@@ -12,9 +12,9 @@ for (`plain`), so that each assert is about one value.
 import ast
 import re
 
-from marl_plugins.sandbox import Checker
+from marl_plugins.sandbox import Checker, prepared
 
-from .workflow import code
+from .workflow import code, hidden
 
 checker = Checker(seconds=5)  # as many programs at a time as there are cores
 WRONG = ("right(*given) + 1", "0", "given[0]", "None")
@@ -48,13 +48,13 @@ async def score_outcome(trajectory):
     task, last = trajectory.task, trajectory.answer
     first = next(a.text for a in trajectory.actions if a.role == "coder" and not a.parents)
     tests = code(next(a.text for a in trajectory.actions if a.role == "tester"))
-    right = (await checker.passed(code(first), task.label)).passed
-    last_is_right = (
-        right if last == first else (await checker.passed(code(last), task.label)).passed
-    )
-    known = next(
-        (code(one) for one, passes in ((first, right), (last, last_is_right)) if passes), None
-    )
+    checks = hidden(task)
+    programs = {one: prepared(code(one), checks) for one in (first, last)}
+    passes = {
+        one: (await checker.passed(program, checks)).passed for one, program in programs.items()
+    }
+    last_is_right = passes[last]
+    known = next((programs[one] for one in (first, last) if passes[one]), None)
     return {
         "coder": float(last_is_right),
         "tester": float(await tell(tests, task, reference(task) or known)),
@@ -71,7 +71,7 @@ def reference(task):
 async def tell(tests, task, program):
     """Whether tests pass with the right program, and with no wrong function in the place of its
     own."""
-    asked = ASKED.search(task.label)
+    asked = ASKED.search(hidden(task))
     name = asked[1] if asked else "f"
     if (
         program is None

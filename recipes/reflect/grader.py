@@ -7,7 +7,7 @@ no program can say itself that it passes, and no test can be read.
 from collections import OrderedDict
 
 from marl_plugins.grading import fenced
-from marl_plugins.sandbox import Checker
+from marl_plugins.sandbox import Checker, prepared
 
 
 class PassRates(OrderedDict):
@@ -23,7 +23,8 @@ class PassRates(OrderedDict):
     async def of(self, program, tests):
         key = program, tuple(tests)
         if key not in self:
-            self[key] = await self.checker.pass_rate(program, tests) if program.strip() else 0.0
+            called = prepared(program, "\n".join(tests))
+            self[key] = await self.checker.pass_rate(called, tests) if program.strip() else 0.0
             if len(self) > self.MOST:
                 self.popitem(last=False)
         return self[key]

@@ -3,13 +3,15 @@
 --data.prompt_dataset FILE --eval.dataset FILE   an object a line: the problem, and its tests as a
                                                  list of Python texts with `assert` (`tests`,
                                                  `test_list` as MBPP has it, or what
-                                                 --data.label_key names)
+                                                 --data.label_key names), or in the layouts of
+                                                 DeepCoder, TACO and LiveCodeBench
 --reflect.visible N                              the first N tests of each are shown to the agents,
                                                  the others score
 
 Without files the generated tasks of tasks.py take their place.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 from marl_plugins import (
@@ -22,10 +24,11 @@ from marl_plugins import (
     hookimpl,
     read_tasks,
 )
+from marl_plugins.sandbox import asserts_of
 
 SUFFIXES = (".json", ".jsonl", ".csv")
 """Of the files that `read_tasks` reads."""
-FIELDS = ("tests", "test_list")
+FIELDS = ("tests", "test_list", "input_output", "private_test_cases")
 """Names of the tests in public data sets."""
 
 
@@ -70,6 +73,8 @@ def tasks_of(path, input_key, label_key, limit, visible):
             if label_key
             else next((task.metadata[name] for name in FIELDS if name in task.metadata), None)
         )
+        with suppress(ValueError):
+            given = asserts_of(given)
         if not isinstance(given, list) or not all(
             isinstance(test, str) and test.strip() for test in given
         ):

@@ -355,6 +355,9 @@ class EndpointSession:
             what = f"there is no role {request.model!r}{nearest(request.model, self.roles)}"
             raise EndpointRefusal(404, what, "model_not_found")
         role = shortened(self.roles[request.model], request)
+        if role.external and request.logprobs:
+            what = f"logprobs: role {role.name!r} is somebody else's model, which gives words alone"
+            raise EndpointRefusal(400, what)
         return self._formats.spec(role, request.offered) if request.offered else role
 
     def _stated(self, after: str) -> list[Action]:

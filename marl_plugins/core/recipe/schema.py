@@ -94,6 +94,11 @@ class PolicyConfig(Model):
     model: str | None = None
     """Folder, hub name, `tiny` (a small random model), `smollm2` or another
     [kept model](#models-by-name). Default: the recipe's."""
+    endpoint: str | None = pydantic.Field(None, examples=["http://127.0.0.1:8000/v1"])
+    """Address of an OpenAI-compatible endpoint, where somebody else serves `model`: an
+    [external policy](#external-policies), which is never trained."""
+    key: str = "OPENAI_API_KEY"
+    """With `endpoint`: the environment variable that holds its key."""
     trainable: bool = True
     """False: it only generates; its actions are recorded and never trained on."""
     follows: str | None = None

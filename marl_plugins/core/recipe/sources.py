@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.files import from_home
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.tasks import SUFFIXES, FileTasks, plain_row, read_tasks, tasks_of
 from marl_plugins.core.trajectory import Task
@@ -92,7 +93,11 @@ def sources_of(text: str, flag: str = "") -> list[Source]:
 
 
 def _words(text: str) -> list[str]:
-    return [text] if os.path.exists(text) else [word.strip() for word in text.split(",")]
+    """Returns the data sets of a flag, their paths from the home folder as they are in full."""
+    if os.path.exists(text):
+        return [text]
+    home = from_home("~/")
+    return [re.sub("(^|=)~/", lambda m: m[1] + home, word.strip()) for word in text.split(",")]
 
 
 def with_paths(text: str, change: Callable[[str], str]) -> str:
@@ -118,6 +123,10 @@ def read_sources(run: Run, split: str) -> Sequence[Task]:
     text = run.args.data.prompt_dataset if split == "train" else run.args.eval.dataset
     limit = run.args.data.max_samples if split == "train" else None
     sources = sources_of(text, flag) if text else []
+    if split == "train" and (counted := [s for s in sources if s.samples]):
+        got = f"{counted[0].path}:{counted[0].samples} says how many samples an evaluation takes"
+        fix = "--rollout.n_samples_per_prompt is training's, of all data sets"
+        raise ConfigurationError(Problem("tasks.samples", at(flag=flag), got, fix=fix))
     parts = [_read(run, source, split, flag, limit) for source in sources]
     for source, tasks in zip(sources, parts, strict=True):
         start = f"{source.name}/" if len(parts) > 1 else ""

@@ -22,6 +22,10 @@ BYTES = 256 + len(SPECIAL)
 """Tokens of the vocabulary."""
 
 
+WORDS = f"tiny:hidden=2,layers=1,heads=1,positions={2**20}"
+"""Stands where the model of an external policy would: its conversations are words, a byte each."""
+
+
 def is_tiny(model: str) -> bool:
     return model.partition(":")[0] == "tiny"
 

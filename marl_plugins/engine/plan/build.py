@@ -38,7 +38,12 @@ from marl_plugins.engine.plan.checks.asynchronous import (
     check_queue,
 )
 from marl_plugins.engine.plan.checks.numbers import check_numbers, with_policies_named
-from marl_plugins.engine.plan.checks.policies import check_adapters, check_followers, check_policies
+from marl_plugins.engine.plan.checks.policies import (
+    check_adapters,
+    check_external,
+    check_followers,
+    check_policies,
+)
 from marl_plugins.engine.plan.checks.roles import check_roles
 from marl_plugins.engine.plan.files import check_files, check_workflow_file
 from marl_plugins.engine.plan.flags import (
@@ -52,7 +57,7 @@ from marl_plugins.engine.plan.flags import (
     split_flags,
 )
 from marl_plugins.engine.plan.lengths import Lengths, check_lengths
-from marl_plugins.engine.plan.models import check_models, hub_warnings
+from marl_plugins.engine.plan.models import check_models, hub_warnings, positions_of
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.engine.plan.resolve_plugins import (
@@ -349,6 +354,7 @@ def with_policies(
     without = request.without | {p.name: p.excluded_by for p in answered if p.excluded_by}
     problems += check_policies(run, policies, without, request.origins)
     problems += check_followers(run, policies, request.origins)
+    problems += check_external(run, policies, request.origins)
     names = [p.name for p in policies]
     idle = [
         Problem(
@@ -384,6 +390,10 @@ def with_policies(
         printed += warnings
         if not policy.trainable:
             use_engines_only(args)
+        if policy.served:
+            args.vllm.num_engines = 0
+            if not any(flag.name == "data.max_len" for flag in own[policy.name]):
+                args.data.max_len = positions_of(policy.model)
         _settle_folders(args, run.args, policy.name)
         policy_args[policy.name] = args
     problems += with_policies_named(refused)
@@ -413,16 +423,19 @@ def use_engines_only(args: SimpleNamespace) -> None:
 
 
 def _model_flags(policy: Policy, own: Sequence[GivenFlag]) -> list[Problem]:
-    """The flags that name a model of its own for a policy that follows another one, as problems."""
+    """The flags that name a model of its own for a policy that has another one's, as problems."""
+    whose = f"it follows {policy.follows!r} and has its model"
+    if policy.served:
+        whose = f"its model is {policy.served.name!r} behind an endpoint"
     return [
         Problem(
             "policies.model_of_follower",
             at(line=flag.where, policy=policy.name, flag=flag.name),
-            f"it follows {policy.follows!r} and has its model",
+            whose,
             fix="remove the flag",
         )
         for flag in own
-        if flag.name == "actor.model_name_or_path" and policy.follows
+        if flag.name == "actor.model_name_or_path" and (policy.follows or policy.served)
     ]
 
 

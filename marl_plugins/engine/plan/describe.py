@@ -12,7 +12,7 @@ from marl_plugins.core.plugin_names import name_of
 from marl_plugins.core.problems import as_json
 from marl_plugins.core.recipe.schema import Recipe
 from marl_plugins.core.recipe.tasks import FileTasks
-from marl_plugins.core.redaction import shown_flag
+from marl_plugins.core.redaction import shown_flag, shown_url
 from marl_plugins.core.run import is_partial, queue_size
 from marl_plugins.engine.hosts import upstream_cli
 from marl_plugins.engine.hosts.devices import engine_gpus, training_gpus
@@ -48,7 +48,8 @@ def describe(plan: Plan) -> dict[str, Any]:
         },
         "policies": {
             p.name: {
-                "model": p.model,
+                "model": p.shown_model,
+                **({"endpoint": shown_url(p.served.address)} if p.served else {}),
                 "trainable": p.trainable,
                 "follows": p.follows or None,
                 **({"train_every": p.train_every} if p.train_every > 1 else {}),

@@ -111,10 +111,8 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
     Raises:
         ConfigurationError: The folder has none, or there is no policy of such a name.
     """
-    names, saved_as = (
-        [p.name for p in run.policies],
-        {p.name: p.follows or p.name for p in run.policies},
-    )
+    names = [p.name for p in run.policies if not p.served]
+    saved_as = {p.name: p.follows or p.name for p in run.policies}
     problems = [
         Problem(
             "eval.no_policy",

@@ -51,7 +51,7 @@ def estimate(plan: Plan) -> dict[str, Any]:
     """Returns memory by policy, seconds of a step and hours of the run; empty on a machine without
     GPUs and for models of unknown size."""
     run = plan.run
-    sizes = {p.name: parameters(p.model) for p in run.policies}
+    sizes = {p.name: parameters(p.model) for p in run.policies if not p.served}
     if run.device != "cuda" or None in sizes.values():
         return {}
     known = {name: size for name, size in sizes.items() if size}
@@ -203,9 +203,9 @@ def generating(run: Run, sizes: Mapping[str, float], trajectories: int) -> float
     seconds = 0.0
     for role in run.recipe.mapped_roles:
         members = run.recipe.policies_of(role)
-        slowest = max(
-            _token(run, policy, sizes[policy], trajectories / len(members)) for policy in members
-        )
+        each = trajectories / len(members)
+        ours = [_token(run, policy, sizes[policy], each) for policy in members if policy in sizes]
+        slowest = max(ours, default=0.0)
         seconds += run.role(role).max_turns * run.longest_answer(role) * slowest
     return seconds
 

@@ -49,6 +49,7 @@ FREE = (
         "train.colocate_*",
         "balance.*",
         "streaming.*",
+        "external.*",
     ),  # where and when it is computed
     *(
         "*.micro_batch_size",
@@ -227,7 +228,7 @@ def file_digest(path: Path) -> str:
 def _policy(run: Run, policy: Policy) -> dict[str, Any]:
     args = run.policy_args[policy.name]
     settings = {
-        "model": policy.model,
+        "model": policy.shown_model,
         "content": model_digest(Path(policy.model)),
         "trainable": policy.trainable,
         "follows": policy.follows or None,

@@ -15,6 +15,7 @@ from marl_plugins.core.run import Run
 from marl_plugins.core.templates import environment, template_refuses, wrong_arguments
 from marl_plugins.engine.plan.lengths import empty_messages
 from marl_plugins.engine.plan.models import read_object
+from marl_plugins.engine.plan.user_code_thread import UserCodeTimeout, run_in_thread
 
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -32,8 +33,15 @@ def check_templates(run: Run) -> list[Problem]:
             messages = [
                 {"role": r, "content": text or "?"} for r, text in empty_messages(run, role)
             ]
-            if error := refusal(source, {"messages": messages, **policy.template, **own}):
+            values = {"messages": messages, **policy.template, **own}
+            try:
+                error = run_in_thread(lambda caught, s=source, v=values: refusal(s, v))
+            except UserCodeTimeout as late:
+                error = TimeoutError(f"it was still writing them after {late.seconds:g} s")
+            if error:
                 problems.append(template_refuses(policy.name, role, error))
+            if isinstance(error, TimeoutError):
+                break  # it would be for the next role too
     return list(dict.fromkeys(problems))
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def cost_of(steps: Metrics) -> float | None:
 
 
 def _mean(metrics: Metrics, name: str) -> float | None:
-    values = [m[name] for m in metrics if m.get(name) is not None]
+    values = [v for m in metrics if (v := m.get(name)) is not None and isfinite(v)]
     return sum(values) / len(values) if values else None
 
 

@@ -185,6 +185,7 @@ def _role(
         endless_tools_fail=role.endless_tools == "fail",
         find_calls=find if own else None,
         finder=finder,
+        external=any(p.served for p in run.policies if p.name == chat.policy),
     )
 
 

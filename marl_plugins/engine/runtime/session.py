@@ -127,7 +127,7 @@ class Session:
         learners = [
             policy
             for policy in self.plan.run.policies
-            if is_tiny(policy.model) and policy.name in self.cast.policies
+            if is_tiny(policy.model) and not policy.served and policy.name in self.cast.policies
         ]
         if config is None or module is None or not learners:
             return
@@ -181,6 +181,7 @@ class Session:
         from marl_plugins.engine.processes.engines import RestartBudget
         from marl_plugins.engine.processes.placement import free_devices, nodes_for
         from marl_plugins.engine.runtime.policy import UpstreamPolicy, start
+        from marl_plugins.engine.runtime.served import ServedEngines
 
         run, limits = self.plan.run, self.plan.run.recipe.limits
         restarts = RestartBudget(limits.engine_restarts)
@@ -193,6 +194,7 @@ class Session:
         owning_first = sorted(run.policies, key=lambda p: owners[p.name] != p.name)
         for p in owning_first:
             shares = owners[p.name] != p.name
+            words = ServedEngines(run, self.chats[p.name]) if p.served else None
             made[p.name] = UpstreamPolicy(
                 p,
                 self.args[p.name],
@@ -205,7 +207,7 @@ class Session:
                 trees=self.plan.options.sequences == "trees",
                 backend=self.backend,
                 extensions=extensions,
-                shared=made[owners[p.name]].engines if shares else None,
+                shared=made[owners[p.name]].engines if shares else words,
                 kind=None if shares else self.backend.engine_kind(run, p.name),
                 node=nodes.get(p.name, ""),
             )

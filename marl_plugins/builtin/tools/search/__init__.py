@@ -2,6 +2,8 @@
 
 tools:
   search: {corpus: documents.jsonl}
+  search: {kind: dense, corpus: documents.jsonl, embed: embed.py:embed}
+  search: {kind: http, address: "http://127.0.0.1:8000/retrieve"}
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
+from marl_plugins.asking.flags import address_problems
 from marl_plugins.builtin.tools.search.section import SearchToolConfig
-from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.findings import check_extra
+from marl_plugins.core.loading import load_file
 from marl_plugins.core.options import recipe_file
 from marl_plugins.core.problems import Problem, at
 
 if TYPE_CHECKING:
     import argparse
 
+    from marl_plugins.builtin.tools.search.dense import Embed
     from marl_plugins.core.findings import Finding
     from marl_plugins.core.run import Run
     from marl_plugins.core.section import Section
@@ -61,18 +66,39 @@ def settings_of(run: Run) -> SearchToolConfig:
 @hookimpl
 def marl_tools(run: Run) -> list[Tool]:
     """Returns the tool, where there are documents for it."""
-    corpus = corpus_of(run)
-    if corpus is None:
+    corpus, config = corpus_of(run), settings_of(run)
+    if corpus is None and config.kind != "http":
         return []
     from marl_plugins.builtin.tools.search.index import SharedIndex, search_tool
 
-    return [search_tool(settings_of(run), corpus, run.state(SharedIndex))]
+    return [search_tool(config, corpus, run.state(SharedIndex), embedding(run))]
+
+
+def embedding(run: Run) -> Embed | None:
+    """Returns the function that embeds texts; None where none is needed.
+
+    Raises:
+        ConfigurationError: It cannot be imported.
+    """
+    config = settings_of(run)
+    file, _, name = config.embed.rpartition(":")
+    if config.kind != "dense" or not file:
+        return None
+    embed: Embed | None = getattr(load_file(run.folder / file), name, None)
+    if callable(embed):
+        return embed
+    where, got = at(key="tools.search.embed"), f"{file} has no function {name!r}"
+    raise ConfigurationError(Problem("search.embed", where, got))
 
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
     """Returns what is wrong with the corpus, as far as it is read now."""
     corpus, config = corpus_of(run), settings_of(run)
+    if problems := _keys_of_other_kinds(run, config):
+        return problems
+    if config.kind == "http":
+        return address_problems(config.address, at(key="tools.search.address"))
     if corpus is None:
         if not config.model_fields_set:
             return []
@@ -88,8 +114,7 @@ def marl_configure(run: Run) -> list[Problem]:
     from marl_plugins.builtin.tools.search.corpus import read_corpus
 
     where = at(flag="search.corpus") if run.args.search.corpus else at(key="tools.search.corpus")
-    problems = []
-    if find_spec("bm25s") is None:
+    if config.kind == "bm25" and find_spec("bm25s") is None:
         fix = "pip install 'openrlhf-marl[search]'"
         problems.append(
             Problem("search.extra", at(key="tools.search"), "bm25s is not installed", fix=fix)
@@ -104,17 +129,48 @@ def marl_configure(run: Run) -> list[Problem]:
     return problems
 
 
+def _keys_of_other_kinds(run: Run, config: SearchToolConfig) -> list[Problem]:
+    """Returns the keys that a kind of search needs and does not have, or has and does not read."""
+    has = {key for key in ("embed", "address") if getattr(config, key)}
+    has |= {"corpus"} if corpus_of(run) else set()
+    needs = {"bm25": has & {"corpus"}, "dense": {"corpus", "embed"}, "http": {"address"}}[
+        config.kind
+    ]
+    return [
+        Problem(
+            "search.keys",
+            at(key=f"tools.search.{key}"),
+            "is missing" if key in needs else "is not read",
+            fix=f"`kind: {config.kind}` reads {' and '.join(sorted(needs)) or 'corpus'}",
+        )
+        for key in sorted(has ^ needs)
+    ]
+
+
 @hookimpl
 def marl_doctor(run: Run | None) -> list[Finding]:
-    used = run is not None and corpus_of(run) is not None
+    used = run is not None and corpus_of(run) is not None and settings_of(run).kind == "bm25"
     return [check_extra("search", ["bm25s"], "the tool `search`", used=used)]
 
 
 @hookimpl
 async def marl_start(run: Run) -> None:
-    """Builds the index."""
-    corpus = corpus_of(run)
+    """Builds the index, or asks the server once.
+
+    Raises:
+        ConfigurationError: The server does not answer, or with something else.
+    """
+    corpus, config = corpus_of(run), settings_of(run)
     if corpus is not None:
         from marl_plugins.builtin.tools.search.index import SharedIndex
 
-        await asyncio.to_thread(run.state(SharedIndex).of, corpus, settings_of(run).index)
+        shared, embed = run.state(SharedIndex), embedding(run)
+        await asyncio.to_thread(shared.of, corpus, config.index, embed)
+    elif config.kind == "http":
+        from marl_plugins.builtin.tools.search.server import found_by_server
+
+        try:
+            await found_by_server(config, "hello")
+        except InfrastructureFailure as failure:
+            where = at(key="tools.search.address")
+            raise ConfigurationError(Problem("search.server", where, str(failure))) from failure

@@ -114,6 +114,24 @@ def _items(path: Path, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
         problems.append(Problem("search.encoding", at(file=path), got, fix="save it as UTF-8"))
 
 
+def with_text(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a document with `text`, where it has `contents` in its place."""
+    if "text" in item or "contents" not in item:
+        return item
+    title, _, text = str(item["contents"]).partition("\n")
+    return {"title": title.strip('"'), "text": text or title}
+
+
+def document_of(item: Mapping[str, Any]) -> Document:
+    """Returns the document that JSON values hold.
+
+    Raises:
+        LookupError, TypeError, AttributeError: They hold none.
+    """
+    values = with_text(item)
+    return Document(values["text"].strip(), (values.get("title") or "").strip())
+
+
 def _document(place: str, item: Any, part: str, problems: list[Problem]) -> Document | None:
     """Returns a document; None where it is none, which is noted.
 
@@ -124,9 +142,7 @@ def _document(place: str, item: Any, part: str, problems: list[Problem]) -> Docu
     if not isinstance(item, Mapping):
         problems.append(Problem("search.no_object", where, f"{item!r:.40}", "an object", FIX))
         return None
-    if "text" not in item and "contents" in item:
-        title, _, text = str(item["contents"]).partition("\n")
-        item = {"title": title.strip('"'), "text": text or title}
+    item = with_text(item)
     title, text = item.get("title") or "", item.get("text")
     if not isinstance(text, str) or not text.strip():
         got = (

@@ -1,5 +1,5 @@
-"""The `search` tool: BM25 over a corpus, by bm25s (https://github.com/xhluca/bm25s; Lucene's form,
-k1 1.5, b 0.75).
+"""The `search` tool. By default it is BM25 over a corpus, by bm25s
+(https://github.com/xhluca/bm25s; Lucene's form, k1 1.5, b 0.75).
 
     <search>capital of France</search>
 
@@ -7,6 +7,7 @@ The index is built once per run, before anything is sampled, and shared by all t
 are runs of letters, digits and underscores, in lower case; nothing is stemmed, and no word is left
 out. Documents of equal score come in the order of the corpus, so that a run repeats. A query of
 which no document has a word finds nothing (`ok` false), and that is no fault of the tool.
+`kind: dense` and `kind: http` are in dense.py and server.py.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.builtin.tools.search.corpus import Document, read_corpus
+from marl_plugins.builtin.tools.search.dense import DenseIndex, Embed
 from marl_plugins.builtin.tools.search.section import SearchToolConfig
 from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
@@ -80,38 +82,51 @@ class SharedIndex:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._built: SearchIndex | None = None
+        self._built: SearchIndex | DenseIndex | None = None
 
-    def of(self, corpus: Path, part: str) -> SearchIndex:
-        """Returns the index of the run's corpus.
+    def of(self, corpus: Path, part: str, embed: Embed | None = None) -> SearchIndex | DenseIndex:
+        """Returns the index of the run's corpus; by its words where nothing embeds.
 
         Raises:
-            ConfigurationError: All that is wrong with the corpus.
+            ConfigurationError: All that is wrong with the corpus, or with its embeddings.
         """
         with self._lock:
             if self._built is None:
-                self._built = SearchIndex(read_corpus(corpus, part), part)
+                documents = read_corpus(corpus, part)
+                if embed is None:
+                    self._built = SearchIndex(documents, part)
+                else:
+                    self._built = DenseIndex(documents, embed, part)
             return self._built
 
 
-def search_tool(config: SearchToolConfig, corpus: Path, shared: SharedIndex) -> Tool:
-    """Returns the tool on one corpus."""
+def search_tool(
+    config: SearchToolConfig,
+    corpus: Path | None,
+    shared: SharedIndex,
+    embed: Embed | None = None,
+) -> Tool:
+    """Returns the tool on one corpus, or on a server where there is none."""
 
-    def answered(text: str) -> tuple[str, bool]:
-        query = text.strip()
-        if len(query) > config.query_chars:
-            return (
-                f"the query has {len(query)} characters; write at most {config.query_chars}",
-                False,
-            )
-        documents = shared.of(corpus, config.index).best(query, config.results)
-        return "\n".join(
-            document.shown(config.document_chars) for document in documents
-        ) or NOTHING, bool(documents)
+    async def found(query: str) -> list[Document]:
+        if corpus is None:
+            from marl_plugins.builtin.tools.search.server import found_by_server
+
+            return await found_by_server(config, query)
+
+        def best() -> list[Document]:
+            return shared.of(corpus, config.index, embed).best(query, config.results)
+
+        return await asyncio.to_thread(best)
 
     async def run(call: ToolCall) -> ToolResult:
-        output, ok = await asyncio.to_thread(answered, call.text)
-        return ToolResult("search", call.text, output, ok)
+        query = call.text.strip()
+        if len(query) > config.query_chars:
+            output = f"the query has {len(query)} characters; write at most {config.query_chars}"
+            return ToolResult("search", call.text, output, ok=False)
+        documents = await found(query)
+        output = "\n".join(document.shown(config.document_chars) for document in documents)
+        return ToolResult("search", call.text, output or NOTHING, bool(documents))
 
     settings: dict[str, Any] = config.model_dump(mode="json")
     return Tool(

@@ -103,6 +103,23 @@ def _follower(
         yield "model", Problem("policies.model_of_follower", got=got, fix="remove the key")
 
 
+def check_external(run: Run, policies: Sequence[Policy], origins: Origins) -> list[Problem]:
+    """Returns what needs the tokens of external policies, of which there are words alone."""
+    problems = []
+    for policy in (p for p in policies if p.served):
+        own = ("trainable", "follows", "template")
+        keys = [("policies", policy.name, key) for key in own if getattr(policy, key)]
+        for role in run.recipe.roles_of(policy.name):
+            config, of_model = run.recipe.roles[role], ("calls", "reasoning", "template")
+            keys += [("roles", role, key) for key in of_model if getattr(config, key)]
+        for key in keys:
+            where = at(line=origins.where(*key), key=".".join(key))
+            got = f"needs the tokens of policy {policy.name!r}, and an endpoint gives words alone"
+            fix = "remove the key, or give it a model here"
+            problems.append(Problem("policies.words_alone", where, got, fix=fix))
+    return problems
+
+
 OF_ADAPTERS = ("ds.lora.alpha", "ds.lora.target_modules", "ds.lora.dropout")
 
 

@@ -1,0 +1,140 @@
+"""Tests of programs in the layouts of public data sets: generated here in each layout, run in the
+sandbox, and what they say compared with running the program by itself."""
+
+import asyncio
+import base64
+import json
+import pickle
+import random
+import subprocess
+import sys
+import zlib
+
+import pytest
+
+from marl_plugins.sandbox import Checker, asserts_of, prepared
+
+SUM = "a, b = map(int, input().split())\nprint(a + b)"
+RIGHT = (
+    SUM,
+    "import sys\nprint(sum(map(int, sys.stdin.read().split())))",
+    "import sys\nfor line in sys.stdin:\n    print(sum(map(int, line.split())))",
+    "import sys\nsys.stdout.write(str(sum(map(int, sys.stdin.buffer.readline().split()))))",
+    "print(sum(map(int, open(0).read().split())))",
+    "import os\nos.write(1, str(sum(map(int, os.read(0, 99).split()))).encode())",
+    "def main():\n    print(sum(map(int, input().split())))\n\nif __name__ == '__main__':\n    main()",
+    f"import sys\n{SUM}\nsys.exit(0)",
+    "class A:\n    def go(self):\n        return sum(map(int, input().split()))\nprint(A().go(), end=' \\n\\n')",
+    "print(sum(map(int, input().split())) + 0.0)",
+)
+WRONG = (
+    "print(7)",
+    "",
+    "a, b = map(int, input().split())\nprint(a - b)",
+    f"{SUM}\nraise ValueError",
+    f"{SUM}\nimport sys\nsys.exit(1)",
+    f"{SUM}\nprint('more')",
+    f"{SUM}\nimport os\nos._exit(0)",
+    "while True: pass",
+    "def printed(x):\n    return '3'",
+    "import builtins, sys\nsys.stdout.close()",
+    "print(input(), input())",
+)
+
+
+def pairs(rng):
+    found = [(rng.randrange(99), rng.randrange(99)) for _ in range(5)]
+    return [(f"{a} {b}\n", f"{a + b}\n") for a, b in found]
+
+
+def layouts(pairs):
+    """The same tests as each data set has them."""
+    deep = [{"type": "stdin_stdout", "input": i, "output": o} for i, o in pairs]
+    taco = {"inputs": [i for i, _ in pairs], "outputs": [o for _, o in pairs]}
+    lines = {"inputs": [i.splitlines() for i, _ in pairs], "outputs": [[o] for _, o in pairs]}
+    live = [{"input": i, "output": o, "testtype": "stdin"} for i, o in pairs]
+    packed = base64.b64encode(zlib.compress(pickle.dumps(json.dumps(live)))).decode()
+    return [deep, json.dumps(deep), taco, json.dumps(taco), lines, live, json.dumps(live), packed]
+
+
+def test_every_layout_says_the_same_and_programs_are_told_apart_by_what_they_print():
+    checker, given = Checker(seconds=3), pairs(random.Random(58))
+    (asserts,) = {tuple(asserts_of(layout)) for layout in layouts(given)}
+    assert len(asserts) == 5
+
+    async def all_of_them():
+        tests = "\n".join(asserts)
+        found = [checker.passed(prepared(one, tests), tests) for one in (*RIGHT, *WRONG)]
+        return await asyncio.gather(*found)
+
+    results = asyncio.run(all_of_them())
+    assert [result.passed for result in results] == [True] * len(RIGHT) + [False] * len(WRONG)
+
+
+def test_a_program_that_reads_nothing_is_no_trouble_however_much_there_is_to_read():
+    tests = asserts_of([{"input": "x" * 10**6, "output": "42", "type": "stdin_stdout"}])
+    result = asyncio.run(Checker(seconds=5).passed(prepared("print(42)", tests[0]), tests[0]))
+    assert result.passed, result.reason
+
+
+def test_what_is_printed_is_what_a_process_of_its_own_prints():
+    """Programs of many kinds of output, by `asserts_of` and by Python itself."""
+    programs = [
+        "print('a  b ', end='')\nprint('\\n\\n c')",
+        "print(1.50, -2.0, 1e-07, '007', 'é')",
+        "import sys\nprint('x', file=sys.stderr)\nprint('y')",
+        "print(*range(3), sep='\\n')\nimport os\nos.system('true')",
+        "print(input()[::-1])",
+    ]
+
+    def passes(program):
+        out = subprocess.run(
+            [sys.executable, "-c", program], input="abc\n", capture_output=True, text=True
+        ).stdout
+        (test,) = asserts_of([{"input": "abc\n", "output": out, "testtype": "stdin"}])
+        return asyncio.run(Checker(seconds=5).passed(prepared(program, test), test)).passed
+
+    assert [passes(program) for program in programs] == [True] * 5
+
+
+def test_functions_and_solutions_of_all_three_layouts():
+    taco = {"fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]]}
+    live = [{"input": "1\n2", "output": "3", "testtype": "functional"}]
+    deep = [{"type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3]}]
+    plain = "def add(a, b):\n    return a + b"
+    solution = "class Solution:\n    def add(self, a, b):\n        return a + b"
+
+    async def passed(program, tests):
+        asserts = "\n".join(tests)
+        return (await Checker(seconds=5).passed(prepared(program, asserts), asserts)).passed
+
+    for tests in (asserts_of(taco), asserts_of(live, "add"), asserts_of(deep)):
+        for program in (plain, solution):
+            assert asyncio.run(passed(program, tests))
+        assert not asyncio.run(passed(plain.replace("+", "-"), tests))
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        [],
+        {},
+        7,
+        {"inputs": ["1"], "outputs": []},
+        [{"input": "1"}],
+        [{"input": "1", "output": "1", "testtype": "functional"}],
+        base64.b64encode(zlib.compress(pickle.dumps(print))).decode(),
+        base64.b64encode(b"nothing compressed").decode(),
+        [3],
+    ],
+)
+def test_what_is_in_no_layout_is_refused_and_runs_nothing(tests):
+    with pytest.raises(ValueError, match=r"test|inputs|argument|list"):
+        asserts_of(tests)
+
+
+def test_asserts_stay_as_they_are():
+    text = "assert f(1) == 2\nassert f(2) == 3"
+    assert asserts_of(text) == [text]
+    assert asserts_of(text.splitlines()) == text.splitlines()
+    assert prepared("def f(x): return x + 1", text) == "def f(x): return x + 1"
