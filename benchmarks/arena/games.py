@@ -195,8 +195,8 @@ class Policy:
 
     @cached_property
     def values(self) -> tuple[Array, Array, Array]:
-        """The expected outcome of every leaf's actions, (L, D) each: after the action (Q), before it
-        with all that has happened known (V), and before it with its context known alone."""
+        """Expected outcomes at every leaf's actions, (L, D) each: after the action (Q), before it
+        knowing all that has happened (V), and before it knowing its context alone."""
         game = self.game
         after, before = np.zeros(game.acts.shape), np.zeros(game.acts.shape)
         expected = self.reach * game.outcome
@@ -244,8 +244,10 @@ def vote(ask: Ask, task: int) -> float:
 
 
 def loop(memory: bool) -> Play:
-    """A worker and a critic, who ends it: up to three rounds, each after the first costs 0.1. With a
-    memory both know the round, and their turns are those of one conversation."""
+    """A worker and a critic, who ends it: up to three rounds, each after the first costs 0.1.
+
+    With a memory both know the round, and their turns are those of one conversation.
+    """
 
     def play(ask: Ask, task: int) -> float:
         quality, cost, seen = 0, 0.0, list[Said]()

@@ -64,8 +64,10 @@ class Learned:
 
 
 def samples_for(policy: Policy, estimator: Estimator, answers: int = ANSWERS) -> int:
-    """Returns how many samples of each task come to so many sampled actions, in the mean: the number
-    is fixed before, because to stop by what has been sampled is a bias."""
+    """Returns how many samples of each task come to so many sampled actions, in the mean.
+
+    The number is fixed before, because to stop by what has been sampled is a bias.
+    """
     least = 2 if isinstance(estimator, OnRollouts) else 1
     draw, trials = Random(0), 20
     used = sum(estimator(policy, draw, least).answers for _ in range(trials))

@@ -45,8 +45,11 @@ class ArenaRun:
 
 
 def trajectory_of(leaf: Leaf, sample: int = 0) -> Trajectory:
-    """Returns a leaf as a trajectory. What an action has said is empty where a faultless coach gives
-    it nothing, which is the fault that the rules of reward_backprop see."""
+    """Returns a leaf as a trajectory.
+
+    What an action has said is empty where a faultless coach gives it nothing: that is a fault which
+    the rules of reward_backprop see.
+    """
     trajectory = Trajectory(Task(f"task{leaf.task}", "prompt"), sample, 1, outcome=leaf.outcome)
     trajectory.actions = [
         Action(
@@ -115,8 +118,9 @@ class Credit:
 
 
 class Advantages:
-    """Advantages of a batch (N, D) of one game by the package; see `Credit`. An estimator that needs
-    a critic is given the exact values of the contexts.
+    """Advantages of a batch (N, D) of one game by the package; see `Credit`.
+
+    An estimator that needs a critic is given the exact values of the contexts.
 
     Args:
         score: The coach; None: nobody scores actions.
@@ -149,7 +153,7 @@ class Advantages:
         return trajectories
 
     def __call__(self, batch: Batch) -> Array:
-        game, (_, _, context) = batch.policy.game, batch.policy.values
+        game = batch.policy.game
         trajectories = self.trajectories(batch)
         if self.score:
             for trajectory, scores in zip(trajectories, self.score(batch), strict=True):
@@ -158,10 +162,12 @@ class Advantages:
         rows = self.credit.rows(trajectories, self.score is not None)
         number = {trajectory: n for n, trajectory in enumerate(trajectories)}
         places = [(number[row.trajectory], place_of(row.action)) for row in rows]
-        values = [float(context[batch.leaves[n], place]) for n, place in places]
-        needed = values if self.credit.estimator.needs_critic else None
+        values = None
+        if self.credit.estimator.needs_critic:
+            context = batch.policy.values[2]
+            values = [float(context[batch.leaves[n], place]) for n, place in places]
         advantages = np.zeros((len(trajectories), game.acts.shape[1]))
-        for place, advantage in zip(places, self.credit.advantages(rows, needed), strict=True):
+        for place, advantage in zip(places, self.credit.advantages(rows, values), strict=True):
             advantages[place] = advantage
         return advantages
 

@@ -86,14 +86,14 @@ def overview(record: Record) -> str:
 
 def by_game(record: Record) -> str:
     """All numbers, as Markdown."""
+    angle = "Angle to the exact gradient in degrees, * significant (what noise alone would show)"
+    half = f"Steps to half of what there is to gain, of {record['steps']}"
     columns = {
-        "Angle to the exact gradient in degrees, * significant (what noise alone would show)": angle_of,
+        angle: angle_of,
         "Scale along it": lambda r: f"{r['scale']:.2f}",
         "Signal to noise of 1,000 sampled answers": lambda r: f"{r['per_answer']:.2f}",
         "Signal to noise of 1,000 evaluated outcomes": lambda r: f"{r['per_outcome']:.2f}",
-        f"Steps to half of what there is to gain, of {record['steps']}": lambda r: (
-            f"{r['steps']:.0f}"
-        ),
+        half: lambda r: f"{r['steps']:.0f}",
         "Gained on the way, % (mean over what was sampled)": lambda r: f"{100 * r['area']:.0f}",
     }
     blocks = []
@@ -134,8 +134,10 @@ def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def predictions(record: Record) -> str:
-    """How well signal to noise and angle at the start predict what is gained: rank correlations over
-    the ways, the mean and the least of the games."""
+    """How well signal to noise and angle at the start predict what is gained.
+
+    Rank correlations over the ways, the mean and the least of the games.
+    """
     groups = {
         "without a coach": [n for n, w in record["ways"].items() if w["kind"] != "coach"],
         "all": list(record["ways"]),
