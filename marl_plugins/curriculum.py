@@ -53,8 +53,9 @@ class StepOutcomes(StepPart, dict[str, list[float]]):
 
     async def rows(self, rows: Sequence[Row]) -> None:
         self.clear()
-        for t in (t for t in self.step.trajectories if t.outcome is not None):
-            self.setdefault(t.task.id, []).append(t.outcome or 0.0)
+        for t in self.step.trajectories:
+            if t.outcome is not None and not t.forked:
+                self.setdefault(t.task.id, []).append(t.outcome)
 
 
 @hookimpl

@@ -28,11 +28,12 @@ class Row:
         return f"{self.trajectory.name}/{self.action.path}"
 
     @property
-    def order(self) -> tuple[str, str, int, tuple[str, int]]:
+    def order(self) -> tuple[str, str, int, tuple[str, int], tuple[str, int]]:
         """Returns the key that says where the row belongs among all rows, whatever order they
         arrived in."""
         t = self.trajectory
-        return (t.task.id, t.origin, t.sample, path_order(self.action.path))
+        fork = t.forked or ("", 0)
+        return (t.task.id, t.origin, t.sample, fork, path_order(self.action.path))
 
 
 def impossible(trajectory: Trajectory, action: Action, trainable: Collection[str]) -> str | None:
@@ -41,6 +42,8 @@ def impossible(trajectory: Trajectory, action: Action, trainable: Collection[str
         return f"infrastructure:{trajectory.infrastructure_failure}"
     if action.policy not in trainable:
         return "frozen"
+    if action.replayed:
+        return "replayed"
     if trajectory.learner not in ("", action.policy):
         return "read for another policy"
     return None if action.generation.ids else "nothing sampled"

@@ -24,7 +24,7 @@ from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.processes import Engines, PolicyProcesses
 from marl_plugins.core.rows import Row
-from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.core.trajectory import Generation, Task, Trajectory
 
 
 class Step(Protocol):
@@ -52,6 +52,35 @@ class Step(Protocol):
 
         Args:
             place: A number of the task in this rollout; of a population it decides who plays.
+        """
+
+    async def fork(
+        self, trajectory: Trajectory, path: str, number: int, words: Generation | None = None
+    ) -> Trajectory:
+        """Lets the workflow say a trajectory again up to one of its actions, and go on live from
+        there with the engines' weights of now (for `StepPart.source`).
+
+        What did not see the action says its recorded words again, in parallel branches too; the
+        action itself and all that depends on it is new. Tools are really called, for the same task,
+        sample and step as the original's. Actions that say given words are `replayed`: they have
+        the scores of the original's, nobody is asked for them again, and they are left out of
+        training. Live answers have seeds of their own, from (run seed, step, task, sample, `path`,
+        `number`, path of the answer), which do not depend on timing.
+
+        Args:
+            trajectory: Of this run, of `Step.trajectory` or from its records.
+            path: Of the action from which it goes on.
+            number: Of the fork, among those of this action: another number, other answers.
+            words: What the action says, such as `action.generation` for its recorded words, or
+                what another fork has said there; None: it is sampled anew.
+
+        Returns:
+            The fork, scored, with `Trajectory.forked`. Where the original cannot be said again it
+            is lost, after one repetition, as `unlike`: the workflow, or a tool, does not depend on
+            words alone. It is lost as `unreached` where nobody asks for the action.
+
+        Raises:
+            ValueError: There is no such action, or the original was lost or came from elsewhere.
         """
 
     @property

@@ -255,6 +255,9 @@ class Action(SampledAction):
     """When it had been generated."""
     end: float = 0.0
     """When its tools had answered, too."""
+    replayed: bool = False
+    """Whether its words were given and not sampled: it is an action of a fork's original, or the
+    one that the fork replaces by other words. It is not trained on."""
 
     def add_reward(self, term: str, value: float) -> None:
         """Adds a named term to the action's reward.
@@ -436,6 +439,9 @@ class Trajectory:
     replayed: bool = False
     """Whether it has the log-probs with which earlier weights of this run sampled it
     (`Exchange.again`); a record does not say."""
+    forked: tuple[str, int] | None = None
+    """Of a fork, the path of the action from which it goes on and its number among the forks of
+    that action; `task`, `sample` and `step` are its original's."""
     place: int = 0
     """The task's place in its step or evaluation; a record does not have it."""
     start: float = 0.0
@@ -452,14 +458,16 @@ class Trajectory:
 
     @property
     def name(self) -> str:
-        """`task/sample`, for messages; `task/origin:sample` where another run made it."""
-        return f"{self.task.id}/{self.origin}{':' if self.origin else ''}{self.sample}"
+        """`task/sample`, for messages; `task/origin:sample` where another run made it, and
+        `task/sample/path:number` for a fork."""
+        fork = "/{}:{}".format(*self.forked) if self.forked else ""
+        return f"{self.task.id}/{self.origin}{':' if self.origin else ''}{self.sample}{fork}"
 
     @property
-    def order(self) -> tuple[int, str, int]:
+    def order(self) -> tuple[int, str, int, tuple[str, int]]:
         """Returns the key that sorts the trajectories of a step: by task and sample, whenever they
-        finished."""
-        return self.place, self.origin, self.sample
+        finished; forks stand after their original."""
+        return self.place, self.origin, self.sample, self.forked or ("", 0)
 
     def now(self) -> float:
         """Returns seconds since the step's rollout began."""

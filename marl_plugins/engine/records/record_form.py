@@ -72,6 +72,7 @@ class _ActionForm(_Returns):
     offered: NotRequired[Text]
     thought: NotRequired[StrictInt]
     defused: NotRequired[StrictInt]
+    replayed: NotRequired[StrictBool]
     shown: NotRequired[list[Pair]]
     shown_ids: list[StrictInt]
     ids: list[StrictInt]
@@ -97,6 +98,7 @@ class _TrajectoryForm(TypedDict):
     task: Text
     sample: StrictInt
     origin: NotRequired[Text]
+    forked: NotRequired[tuple[Text, StrictInt]]
     prompt: Text
     label: Any
     metadata: NotRequired[dict[Text, Any]]

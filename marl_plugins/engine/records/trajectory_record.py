@@ -43,7 +43,7 @@ ACTION = {
     "left_out": "left_out",
 }
 """By key of an action's record, the attribute."""
-RARE = ("call", "extends", "offered", "thought", "defused")
+RARE = ("call", "extends", "offered", "thought", "defused", "replayed")
 """Attributes of an action that are left out of its record where they are the default."""
 TOOL = ("tool", "call", "output", "ok", "failure", "start", "seconds", "diff")
 """Of a call of a tool, the same; failure and diff are left out where they are empty."""
@@ -72,6 +72,7 @@ def to_record(
         "task": trajectory.task.id,
         "sample": trajectory.sample,
         **({"origin": trajectory.origin} if trajectory.origin else {}),
+        **({"forked": list(trajectory.forked)} if trajectory.forked else {}),
         "prompt": trajectory.task.prompt,
         "label": trajectory.task.label,
         "metadata": trajectory.task.metadata,
@@ -105,6 +106,9 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
         if name in record:
             setattr(trajectory, name, record[name])
     trajectory.origin = record.get("origin", "")
+    if "forked" in record:
+        path, number = record["forked"]
+        trajectory.forked = (path, number)
     trajectory.tool_results = tuple(map(_tool_result, record.get("tools", ())))
     trajectory.files = tuple(File(**file) for file in record.get("files", ()))
     actions: dict[str, Action] = {}

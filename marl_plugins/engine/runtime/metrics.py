@@ -239,17 +239,16 @@ def zero_sum(trajectories: Sequence[Trajectory]) -> bool:
 
 def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, float]:
     """Returns the metrics of a rollout: outcome; by role score, reward and its terms, response
-    length, tool calls; by tool how calls went."""
-    scored = [t.outcome for t in trajectories if t.outcome is not None]
+    length, tool calls; by tool how calls went. Outcomes are those of the trajectories that are no
+    forks: a fork repeats what its original has done."""
+    whole = [t for t in trajectories if not t.forked]
+    scored = [t.outcome for t in whole if t.outcome is not None]
     generated = [a for t in trajectories for a in t.actions]
     actions = [a for t in trajectories if not t.infrastructure_failure for a in t.actions]
     metrics = {
-        **means({"outcome/mean": [] if zero_sum(trajectories) else scored}),
+        **means({"outcome/mean": [] if zero_sum(whole) else scored}),
         **means(
-            {
-                f"outcome/{role}": outcomes
-                for role, outcomes in outcomes_by_role(trajectories).items()
-            }
+            {f"outcome/{role}": outcomes for role, outcomes in outcomes_by_role(whole).items()}
         ),
         **means({"reward/mean": [a.reward for a in actions if a.reward is not None]}),
         "rows/generated": float(ledger.generated.total()),
@@ -257,7 +256,7 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
         "rows/left_out": float(sum(c.total() for c in ledger.left_out.values())),
         "trajectories/lost": float(ledger.lost.total()),
         "trajectories/failed": float(ledger.failed.total()),
-        "tokens/sampled": float(sum(len(a.generation.ids) for a in generated)),
+        "tokens/sampled": float(sum(len(a.generation.ids) for a in generated if not a.replayed)),
         "tokens/trained": float(
             sum(len(a.generation.ids) for a in generated if a.left_out is None)
         ),
@@ -267,7 +266,7 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
         by_role[action.role].append(action)
     for role, mine in sorted(by_role.items()):
         metrics |= {f"role/{role}/{name}": value for name, value in role_metrics(mine).items()}
-        acted = [t.outcome_of(role) for t in trajectories if any(a.role == role for a in t.actions)]
+        acted = [t.outcome_of(role) for t in whole if any(a.role == role for a in t.actions)]
         metrics |= means(
             {f"role/{role}/outcome": [outcome for outcome in acted if outcome is not None]}
         )

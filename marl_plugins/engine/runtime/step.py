@@ -19,11 +19,12 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.run import AnswerLimits
 from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.steps import StepPart
-from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.core.trajectory import Generation, Task, Trajectory
 from marl_plugins.engine.manager import applies, check_tasks_of_step, chosen_tasks, parts_of
 from marl_plugins.engine.runtime.crediting import CreditAssignment
 from marl_plugins.engine.runtime.exchange import StepExchange
 from marl_plugins.engine.runtime.experience import ForwardedExperience, PreparedExperience, estimate
+from marl_plugins.engine.runtime.forking import Original, fork
 from marl_plugins.engine.runtime.guarded_part import HOOK, GuardedPart
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ class RunningStep:
             async with aclosing(arriving_at(self, samples)) as arriving:
                 async for trajectory in arriving:
                     self._arrived(trajectory)
-                    self._add_tasks(trajectory.place, samples)
+                    if not trajectory.forked:
+                        self._add_tasks(trajectory.place, samples)
                     tick()
             self.ended.set()
 
@@ -101,6 +103,20 @@ class RunningStep:
         rollout = self.session.rollout
         return await rollout.one(
             task, place, sample, self.number, rollout.score_action, roles=players(self, task, place)
+        )
+
+    async def fork(
+        self, trajectory: Trajectory, path: str, number: int, words: Generation | None = None
+    ) -> Trajectory:
+        """See `Step.fork`."""
+        rollout, task = self.session.rollout, trajectory.task
+        roles = players(self, task, trajectory.place)
+        return await fork(
+            Original(rollout, trajectory, task, roles),
+            path,
+            number,
+            words,
+            score_action=rollout.score_action,
         )
 
     def put_back(
@@ -131,7 +147,7 @@ class RunningStep:
         self._counts[place] += 1
         if self._counts[place] < samples:
             return
-        mine = [t for t in self.trajectories if t.place == place]
+        mine = [t for t in self.trajectories if t.place == place and not t.forked]
         for name, part in self.parts.items():
             more = part.completed(sorted(mine, key=lambda t: t.order))
             check_tasks_of_step(name, HOOK, self.tasks, more, self.session.train_tasks)

@@ -242,7 +242,7 @@ class Trainer:
             prepared = await step.prepare(rows)
         metrics = rollout_metrics(step.number, step.trajectories, ledger, rows, step.estimator)
         if self.session.cast.has_population:
-            metrics |= policy_outcome_metrics(step.trajectories)
+            metrics |= policy_outcome_metrics([t for t in step.trajectories if not t.forked])
         if self.rollouts.size:
             metrics |= lag_metrics(
                 rows, {name: policy.version for name, policy in self.session.trained.items()}
