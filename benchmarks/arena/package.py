@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from benchmarks.arena.games import Array, Leaf
-from benchmarks.arena.rollouts import Batch
+from benchmarks.arena.games import Array, Leaf, Policy
+from benchmarks.arena.rollouts import Batch, Draw, Estimate, walk
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.estimators import Estimator
+from marl_plugins.core.policy import Policy as RunPolicy
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 
@@ -37,6 +38,8 @@ class ArenaRun:
             section, _, key = name.partition(".")
             vars(self.args).setdefault(section, SimpleNamespace())
             setattr(getattr(self.args, section), key, value)
+        self.policies: list[RunPolicy] = []
+        self.recipe: Any = None
         self._states: dict[type, Any] = {}
 
     def state(self, kind: type[State]) -> State:
@@ -174,3 +177,70 @@ class Advantages:
 
 def place_of(action: Action) -> int:
     return int(action.path.rpartition(".")[2])
+
+
+class ArenaStep:
+    """A step of a run (`marl_plugins.Step`) whose rollout is a game's."""
+
+    number = 1
+
+    def __init__(self, policy: Policy, draw: Draw):
+        self.policy, self.draw = policy, draw
+        self.leaves: dict[Trajectory, Leaf] = {}
+        self.answers = 0
+
+    def planned(self, number: int) -> list[Task]:
+        return [Task(str(task), "prompt") for task in range(self.policy.game.tasks)]
+
+    async def trajectory(self, task: Task, place: int, sample: int) -> Trajectory:
+        return self._said(place, sample, *walk(self.policy, place, self.draw))
+
+    async def fork(self, trajectory: Trajectory, path: str, number: int) -> Trajectory:
+        """What did not see the action says again what it has said."""
+        base, place = self.leaves[trajectory], int(path.rpartition(".")[2])
+        reached = base.reached(place)
+        kept = set(range(len(base.nodes))) - reached
+        leaf = walk(self.policy, base.task, self.draw, base, kept)
+        fork = self._said(base.task, trajectory.sample, *leaf)
+        fork.forked = path, number
+        for at, action in enumerate(fork.actions):
+            action.replayed = at in kept
+        return fork
+
+    def _said(self, task: int, sample: int, leaf: int, sampled: int) -> Trajectory:
+        trajectory = trajectory_of(self.policy.game.leaves[leaf], sample)
+        self.leaves[trajectory] = self.policy.game.leaves[leaf]
+        self.answers += sampled
+        return trajectory
+
+
+class OfStep:
+    """The estimate of a plugin that makes the rollout of its step itself.
+
+    Args:
+        words: Its flags.
+    """
+
+    def __init__(self, plugin: Any, words: Sequence[str] = ()):
+        self.plugin, self.words = plugin, words
+
+    def __call__(self, policy: Policy, draw: Draw, samples: int) -> Estimate:
+        credit = Credit(self.plugin.marl_estimator(None), self.plugin, self.words)
+        step, game = ArenaStep(policy, draw), policy.game
+        assert credit.run
+        credit.run.args.rollout = SimpleNamespace(n_samples_per_prompt=samples)
+        credit.run.policies = [RunPolicy(role, "tiny") for role in set(game.roles)]
+        credit.run.recipe = SimpleNamespace(roles=set(game.roles), policies_of=lambda role: [role])
+
+        async def rollout() -> list[Trajectory]:
+            source = self.plugin.marl_step(credit.run, step).source()
+            return [trajectory async for group in source for trajectory in group]
+
+        trajectories = asyncio.run(rollout())
+        rows = credit.rows(trajectories, scored=False)
+        gradient = np.zeros_like(policy.chances)
+        for row, advantage in zip(rows, credit.advantages(rows), strict=True):
+            node = step.leaves[row.trajectory].nodes[place_of(row.action)]
+            gradient[node.row] -= advantage * policy.chances[node.row]
+            gradient[node.row, row.action.generation.ids[0]] += advantage
+        return Estimate(gradient / samples / game.tasks, step.answers, len(trajectories))

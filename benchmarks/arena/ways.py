@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arena import references as of
-from benchmarks.arena.package import Advantages
+from benchmarks.arena.package import Advantages, OfStep
 from benchmarks.arena.rollouts import Estimator, OnRollouts
 from benchmarks.arena.show import BASELINE
-from marl_plugins import competence, cooperation, load_file, rae, reward_backprop
+from marl_plugins import competence, cooperation, counterfactual, load_file, rae, reward_backprop
 from marl_plugins.builtin.gae import Gae
 from marl_plugins.builtin.groups import GroupMean, GroupNorm, LeaveOneOut, ReinforceBaseline
 from marl_plugins.builtin.reinforce_pp import FlashReinforce, ReinforcePlusPlus
@@ -21,6 +21,7 @@ from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.reward_backprop import BackpropState
 from marl_plugins.reward_backprop.rules import Rules
 
+SIBLINGS = "--counterfactual.siblings"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -97,6 +98,8 @@ def ways() -> list[Way]:
         by_package("no baseline", PackageEstimator(), unbiased=True),
         by_package("rae", PackageEstimator(), plugin=rae, unbiased=True),
         by_package("competence", PackageEstimator(), plugin=competence, unbiased=True),
+        Way("counterfactual, 2", "estimator", OfStep(counterfactual, [SIBLINGS, "2"]), True),
+        Way("counterfactual, 4", "estimator", OfStep(counterfactual, [SIBLINGS, "4"]), True),
         backprop("reward_backprop, outcomes alone", 0),
         by_package("coach", ReinforcePlusPlus(), score=of.duty),
         by_package("coach, rloo", LeaveOneOut(**turn), score=of.duty),  # type: ignore[arg-type]
