@@ -9,13 +9,14 @@ import pytest
 from benchmarks.arena import show
 from benchmarks.arena.games import Game, Policy, chain, games
 from benchmarks.arena.measure import beside, slope
-from benchmarks.arena.package import Advantages
+from benchmarks.arena.package import Advantages, OfStep
 from benchmarks.arena.references import Forks, Tree
 from benchmarks.arena.rollouts import Batch, Estimate, OnRollouts, Random, expectation
 from benchmarks.arena.ways import ways
-from marl_plugins import competence, rae
+from marl_plugins import competence, counterfactual, rae
 from marl_plugins.builtin import groups
 from marl_plugins.core.estimators import Estimator
+from marl_plugins.core.trajectory import Trajectory
 
 
 def stop_or_go(ask, task):
@@ -75,9 +76,21 @@ def test_what_says_unbiased_is(game):
             estimate = knowing(*learns[way.name], **dict.fromkeys(game.roles, 0.3))
         elif isinstance(estimate, Forks):
             estimate = replace(estimate, width=2)
+        elif isinstance(estimate, OfStep):
+            estimate = OfStep(counterfactual, ["--counterfactual.siblings", "2"])
         assert aside(game, estimate) < 1e-6, way.name  # rewards are 32-bit numbers
         tried += 1
     assert tried > 10
+
+
+@pytest.mark.parametrize("game", SMALL, ids=lambda game: game.name)
+def test_forks_of_one_role_are_unbiased_for_all(game):
+    """With the samples of a task, which train what comes before."""
+    words = ["--counterfactual.siblings", "2", "--counterfactual.roles", game.roles[-1]]
+    estimate = OfStep(counterfactual, words)
+    policy = Policy(game, game.start)
+    mean = expectation(lambda draw: estimate(policy, draw, 2).gradient)
+    np.testing.assert_allclose(mean, policy.gradient, atol=1e-7)
 
 
 def own_return_twice(keys, samples, values, otherwise):
@@ -110,6 +123,10 @@ def test_planted_bugs_are_found(monkeypatch):
     with monkeypatch.context() as planted:
         planted.setattr(groups, "mean_of_others", own_return_twice)
         assert min(aside(game, rloo()) for game in SMALL) > 0.05
+    forks = OfStep(counterfactual, ["--counterfactual.siblings", "2"])
+    with monkeypatch.context() as planted:
+        planted.setattr(Trajectory, "ancestors", lambda self, path: [])
+        assert max(aside(game, forks) for game in SMALL) > 0.05
     with monkeypatch.context() as planted:
         alone = lambda keys, samples, values, otherwise: values  # noqa: E731
         planted.setattr(groups, "mean_of_others", alone)

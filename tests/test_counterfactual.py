@@ -10,12 +10,10 @@ from simulated_session import killed_after, recorded, run_planned
 
 from marl_plugins.engine.plan.build import build_plan
 
-WORDS = (
-    "--recipe mathchat/tiny_outcome.yaml --plugin marl_plugins.counterfactual "
-    "--rollout.batch_size 3 --rollout.n_samples_per_prompt 2 --train.batch_size 6 "
-    "--train.micro_batch_size 4 --rollout.micro_batch_size 4 --max_steps 2 --eval.steps -1 "
-    "--ckpt.save_steps 1 --counterfactual.siblings 3"
-).split()
+WORDS = """--recipe mathchat/tiny_outcome.yaml --plugin marl_plugins.counterfactual
+    --rollout.batch_size 3 --rollout.n_samples_per_prompt 2 --rollout.micro_batch_size 4
+    --train.batch_size 6 --train.micro_batch_size 4 --max_steps 2 --eval.steps -1
+    --ckpt.save_steps 1 --counterfactual.siblings 3"""
 GRADER = """
 import zlib
 from marl_plugins import hookimpl
@@ -30,7 +28,7 @@ async def marl_score_outcome(trajectory):
 def plan(folder, *more):
     (folder / "grader.py").write_text(GRADER)
     where = ["--ckpt.output_dir", str(folder / "run"), "--ckpt.path", str(folder / "checkpoints")]
-    return build_plan([*WORDS, "--plugin", str(folder / "grader.py"), *where, *more])
+    return build_plan([*WORDS.split(), "--plugin", str(folder / "grader.py"), *where, *more])
 
 
 @pytest.mark.parametrize("more", [(), ("--train.async_enable",)], ids=["", "async"])
@@ -52,9 +50,9 @@ def test_a_resumed_run_is_the_undisturbed_one_and_its_ledger_closes(tmp_path, mo
 
 def kept(trajectories):
     return [
-        (t["task"], t["sample"], t.get("forked"))
-        + tuple((a["action"], a["ids"], a["reward"], a["advantage"]) for a in t["actions"])
+        (t["task"], t["sample"], t.get("forked"), a["action"], a["ids"], a["advantage"])
         for t in trajectories
+        for a in t["actions"]
     ]
 
 
