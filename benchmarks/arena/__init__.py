@@ -51,7 +51,7 @@ def fight(names: list[str], repetitions: int, steps: int, seeds: int, processes:
     began = time.monotonic()
     one = partial(meet, repetitions=repetitions, steps=steps, seeds=seeds)
     with ProcessPoolExecutor(processes) as pool:
-        found = dict(zip(names, pool.map(one, names), strict=True))
+        found: dict[str, Any] = dict(zip(names, pool.map(one, names), strict=True))
     results = {name: game.pop("ways") for name, game in found.items()}
     return {
         "what": "python -m benchmarks.arena: ways of credit beside the exact gradient, by game",

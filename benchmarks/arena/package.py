@@ -90,7 +90,7 @@ class Credit:
             return None
         names = inspect.signature(function).parameters
         result = function(**{key: arguments[key] for key in names})
-        return asyncio.run(result) if inspect.isawaitable(result) else result
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
 
     def rows(self, trajectories: Sequence[Trajectory], scored: bool) -> Sequence[Row]:
         """Returns the rows that are trained."""

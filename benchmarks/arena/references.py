@@ -91,7 +91,8 @@ def maremax(batch: Batch) -> Array:
     """CoMLRL's MAReMax: the outcome minus the best of the task's samples, its own among them."""
     outcomes = broadcast(batch)
     best = outcomes.reshape(-1, batch.samples, outcomes.shape[1]).max(1)
-    return outcomes - np.repeat(best, batch.samples, 0)
+    advantages: Array = outcomes - np.repeat(best, batch.samples, 0)
+    return advantages
 
 
 def central_critic(batch: Batch) -> Array:
@@ -114,12 +115,14 @@ def coma(batch: Batch) -> Array:
 
 
 def leave_one_out(outcomes: Array) -> Array:
-    return (outcomes - outcomes.mean()) * len(outcomes) / (len(outcomes) - 1)
+    advantages: Array = (outcomes - outcomes.mean()) * len(outcomes) / (len(outcomes) - 1)
+    return advantages
 
 
 def standardised(outcomes: Array) -> Array:
     """C3's release: the siblings' own mean and deviation, which makes +-1 of a pair."""
-    return (outcomes - outcomes.mean()) / np.sqrt(outcomes.var() + 1e-8)
+    advantages: Array = (outcomes - outcomes.mean()) / np.sqrt(outcomes.var() + 1e-8)
+    return advantages
 
 
 class Sum:

@@ -72,7 +72,7 @@ class _Fixed:
 def expectation(function: Callable[[Draw], Array]) -> Array:
     """Returns the exact expectation of a function of draws, over all ways in which they can
     fall."""
-    total, pending = np.zeros(()), [()]
+    total, pending = np.zeros(()), list[tuple[int, ...]]([()])
     while pending:
         draw = _Fixed(pending.pop())
         value = function(draw)
