@@ -71,9 +71,10 @@ def marl_configure(run: Run) -> list[Problem]:
     if "marl_plugins.continuous" in run.plugins:
         got = "marl_plugins.continuous gives steps their trajectories too"
         problems.append(Problem("counterfactual.source", got=got, fix="use one of the two"))
-    if "marl_plugins.coach" in run.plugins:
-        got = "outcomes are compared: a coach's scores are recorded, and train nothing"
-        problems.append(Problem("counterfactual.coach", got=got, severity="warning"))
+    others = [who for who in run.need_step if "credit" in who and __name__ not in who]
+    if others:
+        got = f"outcomes are compared, and what {', '.join(others)} makes of rewards before is lost"
+        problems.append(Problem("counterfactual.rewards", got=got, severity="warning"))
     return problems
 
 

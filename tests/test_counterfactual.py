@@ -98,5 +98,8 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
         plan(tmp_path, "--counterfactual.roles", "codr")
     (problem,) = found_by(plan, tmp_path, "--counterfactual.siblings", "1")
     assert problem[0] == "flags.value"
+    assert not plan(tmp_path).run.warnings
+    warned = plan(tmp_path, "--plugin", "marl_plugins.cooperation").run.warnings
+    assert [problem.code for problem in warned] == ["counterfactual.rewards"]
     with refused(("counterfactual.source",)):
         plan(tmp_path, "--plugin", "marl_plugins.continuous", "--train.async_enable")
