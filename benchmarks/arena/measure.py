@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from zlib import crc32
 
 import numpy as np
 
@@ -17,6 +18,8 @@ ANSWERS = 96
 """Sampled actions that an estimate may take, in the mean."""
 SIGNIFICANT = 5.0
 """Standard deviations from which on a difference counts: there are hundreds of comparisons."""
+LEAST = 0.1
+"""Degrees. Rewards are 32-bit numbers: where hardly anything else is noise, their last bits are."""
 RATE = 0.1
 """Of Adam."""
 
@@ -92,7 +95,8 @@ def beside(policy: Policy, estimates: Sequence[Estimate]) -> Beside:
     return Beside(
         angle=angle if scale > 0 else 180 - angle,
         noise=float(np.degrees(np.arctan2(np.sqrt(expected), along))),
-        biased=excess(side / expected, expected**2 / np.square(covariance).sum()) > SIGNIFICANT,
+        biased=angle > LEAST
+        and excess(side / expected, expected**2 / np.square(covariance).sum()) > SIGNIFICANT,
         scale=scale,
         off=float((scale - 1) / error),
         per_answer=float(signal / np.mean([e.answers for e in estimates])),
@@ -168,15 +172,17 @@ def meet(name: str, repetitions: int, steps: int, seeds: int) -> dict[str, objec
     began = time.monotonic()
     game = next(game for game in games() if game.name == name)
     policy, draw, all_ways = Policy(game, game.start), Random(1), ways()
+    draws = [Random(crc32(way.name.encode())) for way in all_ways]
+    """Of the ways that need rollouts of their own: what one draws moves no other's."""
     samples = [samples_for(policy, way.estimate) for way in all_ways]
     estimates: list[list[Estimate]] = [[] for _ in all_ways]
     for _ in range(repetitions):
         batch = Batch.drawn(policy, draw, samples[0])
-        for way, count, mine in zip(all_ways, samples, estimates, strict=True):
+        for way, own, count, mine in zip(all_ways, draws, samples, estimates, strict=True):
             if isinstance(way.estimate, OnRollouts):
                 mine.append(way.estimate.of(batch))
             else:
-                mine.append(way.estimate(policy, draw, count))
+                mine.append(way.estimate(policy, own, count))
     results = {
         way.name: asdict(beside(policy, mine))
         | (asdict(learned(game, number, steps, seeds)) if seeds else {})

@@ -238,7 +238,7 @@ class Difference:
 
     Args:
         live: Whether what comes after is sampled anew too; else the others say what they have said,
-            wherever they are asked the same.
+            whatever they see.
     """
 
     live: bool

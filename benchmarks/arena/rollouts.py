@@ -87,12 +87,13 @@ def walk(
     """Plays a task; returns the number of the leaf, and how many actions were sampled.
 
     Args:
-        keep: Numbers of actions of `base` that are said again where the same row is asked.
+        keep: Numbers of actions of `base` that are said again, whatever is asked by then, where the
+            same role is asked.
     """
     following, sampled, place = policy.game.roots[task], 0, 0
     kept = set(keep)
     while isinstance(following, Node):
-        if base and place in kept and base.nodes[place].row == following.row:
+        if base and place in kept and base.nodes[place].role == following.role:
             choice = base.choices[place]
         else:
             choice = draw.choose(policy.chances_by_row[following.row])
