@@ -5,14 +5,13 @@ Every action of the chosen roles is forked (`Step.fork`): the trajectory and K -
 siblings, which have all in common that the action did not reach. The samples of a task are siblings
 too, which have nothing but the task in common. With R a role's outcome,
 
-    A_i(g) = R_i - mean of R over the other siblings of group g                     (leave one out)
-    A_i(x) = sum over the groups g of x of A_i(g) w_g / c(x)       w_g 1 for a task's samples, 1 / K
-        for the siblings of a fork
+    A_i(x) = sum over the groups of x of (R_i - mean of R over the others of the group) / c(x)
+    c(x)   = K times the forked actions among x and its ancestors, and 1 for the samples of the task
 
-for every action x that was sampled after its group's common part. c(x) is the number of groups that
-trajectories with these actions before x have: the forked ones of x and its ancestors, and the
-task's. Every group by itself estimates the gradient at x without bias, so their mean does (C3,
-arXiv 2603.06859, without its division by the deviation of siblings; benchmarks.arena measures it).
+for every action x that was sampled, and not said again, in its group. In expectation the siblings
+of one action add up to K times the gradient at x, whatever their words, and the samples of a task
+to it once; each group counts by how many trajectories it has made of one (C3, arXiv 2603.06859,
+without its division by the deviation of siblings; benchmarks.arena measures both).
 
 It costs sampled answers: at equally many, plain `rloo` has more signal (docs/credit.md). It pays
 where what comes before the forked roles is dear, and what comes after them is cheap.
@@ -153,6 +152,7 @@ def groups_of(
 @hookimpl
 def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
     roles, sums = forked_roles(run), defaultdict[Action, float](float)
+    made = run.args.counterfactual.siblings
     groups = groups_of(trajectories, roles)
     for (_, _, path), siblings in groups.items():
         for t in siblings:
@@ -162,12 +162,12 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
                 if not action.replayed and action.path in reached:
                     own = t.outcome_of(action.role) or 0.0
                     others = (sum(outcomes) - own) / (len(siblings) - 1)
-                    sums[action] += (own - others) / (len(siblings) if path else 1)
+                    sums[action] += own - others
     for t in trajectories:
         tasks = int((t.task.id, -1, "") in groups)
         for action in t.actions:
             before = [*t.ancestors(action.path), action] if action in sums else []
-            count = tasks + sum(a.role in roles for a in before)
+            count = tasks + made * sum(a.role in roles for a in before)
             action.reward = sums[action] / count if action in sums else None
             action.terms = {} if action.reward is None else {"counterfactual": action.reward}
     return trajectories

@@ -56,7 +56,7 @@ def kept(trajectories):
     ]
 
 
-def test_an_advantage_is_the_mean_of_the_comparisons_that_reach_the_action(tmp_path):
+def test_an_advantage_is_made_of_the_comparisons_that_reach_the_action(tmp_path):
     """Computed anew from the records, by their outcomes alone."""
     roles = "coder", "verifier"
     of = plan(tmp_path, "--max_steps", "1", "--counterfactual.roles", *roles)
@@ -77,10 +77,9 @@ def test_an_advantage_is_the_mean_of_the_comparisons_that_reach_the_action(tmp_p
             for group in groups_of(t, roles):
                 others = [outcome for m, outcome in outcomes[group].items() if m != n]
                 if not group[-1] or "forked" in t or group[-1] in above:
-                    weight = 1 / 3 if group[-1] else 1
-                    comparisons += weight * (t["outcome"] - fmean(others))
+                    comparisons += t["outcome"] - fmean(others)
             forked = sum(role[path] in roles for path in above)
-            assert action["advantage"] == pytest.approx(comparisons / (1 + forked), abs=1e-6)
+            assert action["advantage"] == pytest.approx(comparisons / (1 + 3 * forked), abs=1e-6)
             trained, different = trained + 1, different + (abs(comparisons) > 1e-6)
     assert trained > 40 and different > 20
 

@@ -194,5 +194,6 @@ def draw(record: Record, picture: Path) -> None:
         xlabel=f"signal to noise of a sampled answer, beside {BASELINE}'s (mean of the games)",
         ylabel=f"gained over {record['steps']} steps, % (mean of the games)",
     )
+    right.margins(x=0.2)
     right.set_title("more signal at the start, more learned at the same cost")
     figure.savefig(picture, dpi=90)
