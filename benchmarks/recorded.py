@@ -38,9 +38,8 @@ def restore(name: str, out: Path) -> list[str]:
     return copied
 
 
-def keep(name: str, out: Path) -> list[str]:
-    """Record the finished runs of `out` that are not recorded yet; their names."""
-    kept = []
+def recorded_at() -> str:
+    """The commit, the day and the machine's cores, as records have them."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         capture_output=True,
@@ -48,7 +47,12 @@ def keep(name: str, out: Path) -> list[str]:
         check=True,
         cwd=HERE.parent,
     ).stdout.strip()
-    when = f"{commit}, {datetime.date.today().isoformat()}, {os.cpu_count()} cores"
+    return f"{commit}, {datetime.date.today().isoformat()}, {os.cpu_count()} cores"
+
+
+def keep(name: str, out: Path) -> list[str]:
+    """Record the finished runs of `out` that are not recorded yet; their names."""
+    kept, when = [], recorded_at()
     for done in sorted(out.glob("*/bench.json")):
         target, found = HERE / name / done.parent.name, json.loads(done.read_text())
         if not (target / "bench.json").exists():

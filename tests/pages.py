@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import escapes
 
+from benchmarks.arena import show
 from marl_plugins.builtin import groups, reinforce_pp
 from marl_plugins.builtin.agents.section import AgentConfig
 from marl_plugins.builtin.cases.section import CasesConfig
@@ -341,6 +342,9 @@ TABLES = {
     ("from_openrlhf.md", "Old flag names"): old_flags.table,
     ("gpu.md", "What fits"): what_fits,
     ("no_effect.md", "By estimator"): estimators_table,
+    ("credit.md", "All ways"): lambda: show.overview(show.recorded()),
+    ("credit.md", "What predicts learning"): lambda: show.predictions(show.recorded()),
+    ("credit.md", "The games"): lambda: show.the_games(show.recorded()),
 }
 """The tables that are made from the code, by page and heading."""
 

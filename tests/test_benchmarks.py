@@ -36,6 +36,10 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").
 
 SMALLEST = {
     "agents": ["starts 1", "requests 1 1"],
+    "arena": [
+        "--games pair --repetitions 8 --steps 2 --seeds 1",
+        "--recorded --picture {out}/p.png",
+    ],
     "arithmetic": ["--runs 1"],
     "attacks": ["100 --hogs children"],
     "blame": ["--tasks 2 --seeds 1"],
@@ -71,6 +75,7 @@ SMALLEST = {
 
 HERE = (
     "agents",
+    "arena",
     "arithmetic",
     "coach",
     "coach_map",

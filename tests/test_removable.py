@@ -39,6 +39,7 @@ CAPABILITIES = {
     "groups": (["groups"], 0),
     "gae": (["gae"], 0),
     "rae": (["rae"], 0),
+    "credit by forks": (["counterfactual"], 0),
     "the swarm": (["swarm"], 0),
     "steps of what is complete": (["continuous"], 0),
     "looking at a run": (["viewer"], 0),

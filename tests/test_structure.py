@@ -42,6 +42,7 @@ ORDER = (
         "rewards",
         "cooperation",
         "competence",
+        "counterfactual",
         "mean_group",
         "replay",
         "transfer",

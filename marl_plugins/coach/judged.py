@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from marl_plugins import Action, Row
     from marl_plugins.coach.state import CoachState
 
-Place = tuple[int, int, str]
-"""Where an action is in its step: task, sample and path."""
+Place = tuple[int | str, ...]
+"""Where an action is in its step: task, sample and path, and what its trajectory is a fork of."""
 
 
 class JudgedRollout(StepPart):
@@ -28,7 +28,11 @@ class JudgedRollout(StepPart):
     @property
     def actions(self) -> Iterator[tuple[Place, Action]]:
         """The actions of the step."""
-        return (((t.place, t.sample, a.path), a) for t in self.step.trajectories for a in t.actions)
+        return (
+            ((t.place, t.sample, a.path, *(t.forked or ())), a)
+            for t in self.step.trajectories
+            for a in t.actions
+        )
 
     async def rows(self, rows: Sequence[Row]) -> None:
         for _, action in self.actions:  # those of trajectories that have left the step
@@ -46,6 +50,6 @@ class JudgedRollout(StepPart):
 
     def restore(self, record: Any) -> None:
         actions = dict(self.actions)
-        for place, sample, path, last in record["last"]:
-            action = actions[place, sample, path]
+        for *place, last in record["last"]:
+            action = actions[tuple(place)]
             self.state.verdicts[action] = JudgedAction(action, noted_verdict(action), last)

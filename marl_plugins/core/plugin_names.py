@@ -31,6 +31,7 @@ SHIPPED = (
     "marl_plugins.filter_agents_data",
     "marl_plugins.cooperation",
     "marl_plugins.competence",
+    "marl_plugins.counterfactual",
     "marl_plugins.mean_group",
     "marl_plugins.replay",
     "marl_plugins.transfer",

@@ -6,8 +6,12 @@ from marl_plugins.core.plugin_names import SHIPPED
 from marl_plugins.engine.manager import Plugins
 
 PLUGINS = Plugins(
-    [name for name in present(SHIPPED) if name != "marl_plugins.adapters"]
-)  # one back-end at a time
+    [
+        name
+        for name in present(SHIPPED)
+        if name not in ("marl_plugins.adapters", "marl_plugins.counterfactual")
+    ]
+)  # one back-end and one estimator at a time
 
 # Importing each of them puts its subclass where upstream looks it up.
 import marl_plugins.engine.processes.policy_actor  # noqa: E402  # isort: skip
