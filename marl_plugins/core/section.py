@@ -9,13 +9,10 @@ A plugin declares its sections in `marl_sections`: `{"coach": CoachConfig}` is t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 import pydantic
 from pydantic_core import PydanticCustomError
-
-if TYPE_CHECKING:
-    from marl_plugins.core.run import Run
 
 
 def _flag_value(value: Any) -> Any:
@@ -79,8 +76,11 @@ class Section(Model):
         default."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
-    def program(self, run: Run) -> Mapping[str, Any] | None:
+    def program(self, run: Any) -> Mapping[str, Any] | None:
         """Returns the key `agent:` for which it stands, as a mapping; None: it stands for none.
+
+        Args:
+            run: The run (`marl_plugins.Run`), as far as it is known.
 
         Raises:
             ConfigurationError: The section is wrong.

@@ -98,9 +98,15 @@ def marl_tasks(run: Run, split: str) -> list[Task] | None:
         return None
     first, count = (0, config.episodes) if split == "train" else (EVALUATION, config.eval_episodes)
     limit = run.args.data.max_samples if split == "train" else None
+    place = 0 if split == "train" else config.episodes
     return [
-        Task(f"{config.name}#{seed}", f"{config.name}, seed {seed}", None, {"seed": seed})
-        for seed in range(first, first + count)
+        Task(
+            f"{config.name}#{first + n}",
+            f"{config.name}, seed {first + n}",
+            None,
+            {"seed": first + n, "place": place + n},
+        )
+        for n in range(count)
     ][:limit]
 
 

@@ -16,12 +16,12 @@ from marl_plugins import ConfigurationError, Parser, Problem, Run, at, inert
 from marl_plugins.environments.section import DRIVERS, SCRIPT, SETTINGS, EnvConfig
 from marl_plugins.environments.servers import ServerPool
 
+GAME_SECONDS = 5.0
+"""Longest reset or step of a game in the table."""
 EPISODES = 3
 """That a check plays."""
 LEAST_SECONDS = 60.0
 """That a check may take, in which the environment's packages are imported."""
-LAST_CHARS = 800
-"""Of what a driver has written, in a message."""
 LONGEST_ERROR = 100
 """Characters in a table."""
 HEADER = ("game", "players", "turns", "repeatable", "rewards", "what is wrong")
@@ -45,7 +45,7 @@ def report_of(driver: Path, settings: Mapping[str, Any], python: str, seconds: f
     except OSError as error:
         return {"error": f"{python} cannot be started: {error.strerror}"}
     except ValueError:
-        written = done.stderr.strip()[-LAST_CHARS:]
+        written = done.stderr.strip().rpartition("\n")[2]
         return {"error": written or f"its process has ended with {done.returncode}"}
 
 
@@ -95,7 +95,7 @@ def main(words: Sequence[str]) -> int:
     driver, python = DRIVERS / "textarena_games.py", options.python
     settings = {
         **{"name": name, "players": [], "options": {}, "conversation": True, "turns": 40},
-        **{"seconds": 5.0, "rewards": [float("-inf"), float("inf")], "invalid": -1.0},
+        **{"seconds": GAME_SECONDS, "rewards": [float("-inf"), float("inf")], "invalid": -1.0},
         **{"scored": "episode", "answers": list(SCRIPT)},
     }
     names = report_of(driver, settings, python, LEAST_SECONDS) if name == "ALL" else [name]

@@ -86,7 +86,7 @@ class EnvConfig(Section):
     conversation: bool = True
     """A player's moves are turns of one conversation, in which it is shown what is new; false: each
     move is shown its observation alone."""
-    options: dict[str, pydantic.JsonValue] = pydantic.Field({}, examples=["{piles: [1, 2, 2]}"])
+    options: dict[str, Any] = pydantic.Field({}, examples=["{piles: [1, 2, 2]}"])
     """Arguments of the environment: what makes a game, resets a server, or configures an
     environment of verifiers."""
     episodes: int = pydantic.Field(512, ge=1)
@@ -162,7 +162,7 @@ class EnvConfig(Section):
             "file": str(self.driver()),
             "python": None if self.openenv else self.python,
             "crash": "lost",
-            "derive": False,
+            "derive": bool(self.verifiers),  # the other drivers say what an answer follows
             "concurrency": slots or self.concurrency,
             "rewards": self.rewards if self.scored == "step" else None,
             "environment": {SETTINGS: json.dumps(self.settings(run))},

@@ -43,14 +43,21 @@ class Game:
 
     def _turn(self) -> Turn:
         """What the player is shown: in a conversation what is new to it; else all that the game's
-        wrapper shows."""
-        env = self._inner() if self.settings["conversation"] else self.env
-        player, seen = env.get_observation()
+        wrapper shows. `{news}` in a prompt is what is new, without the rules."""
+        inner = self._inner()
+        new = list(inner.state.observations[inner.state.current_player_id])
+        player, seen = (inner if self.settings["conversation"] else self.env).get_observation()
         if not isinstance(seen, str):
-            names = {-1: "GAME"}
-            lines = [(who, text) for who, text, *_ in seen if who != player]
-            seen = "\n".join(f"[{names.get(who, f'Player {who}')}] {text}" for who, text in lines)
-        return {"player": player, "observation": seen.strip("\n")}
+            seen = spoken(seen, player)
+        news = spoken([one for one in new if one[2].name != "PROMPT"], player)
+        return {"player": player, "observation": seen.strip("\n"), "fields": {"news": news}}
+
+
+def spoken(messages: list[Any], player: int) -> str:
+    """Returns messages as the game's wrapper shows them, without the player's own."""
+    names = {textarena.GAME_ID: "GAME"}
+    lines = [(who, text) for who, text, *_ in messages if who != player]
+    return "\n".join(f"[{names.get(who, f'Player {who}')}] {text}" for who, text in lines)
 
 
 def main(item: Any, endpoint: Any) -> str:
