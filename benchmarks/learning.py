@@ -118,6 +118,7 @@ SYSTEMS = {
     "spread": System("spread/tiny.yaml", THIRTY, tuple(f"correct{n}" for n in range(1, 5))),
     "trading": System("trading/tiny.yaml", THIRTY, tuple(f"trader{n}" for n in range(1, 7))),
     "swarm": System("swarm/tiny.yaml", ALONE, ("solver",)),
+    "environments": System("environments/tiny.yaml", policies=("dealer", "opener")),
 }
 BESIDE = ("eval/part/", "eval/rounds", "eval/role/")
 """Beginnings of what evaluations say of a graph beside its outcome."""

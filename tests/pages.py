@@ -39,6 +39,7 @@ from marl_plugins.engine.hosts import flags, old_flags
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.estimate import training_memory
 from marl_plugins.engine.plan.flags import own_parser
+from marl_plugins.environments.section import EnvConfig, OpenEnvServer
 from marl_plugins.rewards.section import RewardsConfig, RewardTerm
 from marl_plugins.sandbox.section import SandboxConfig
 
@@ -50,6 +51,8 @@ RECIPE = {
     "`policies: NAME:`": config.PolicyConfig,
     "`limits:`": config.LimitsConfig,
     "`agent:`": AgentConfig,
+    "`env:`": EnvConfig,
+    "`env: openenv:`": OpenEnvServer,
     "`tools: python:`": PythonToolConfig,
     "`tools: sql:`": SqlToolConfig,
     "`tools: search:`": SearchToolConfig,
@@ -97,6 +100,7 @@ SAYS_ITSELF = {
 }
 """Keys that their models have no text for."""
 KINDS = {
+    "dict[str, Any]": "name to any value",
     "str": "text",
     "int": "integer",
     "float": "number",

@@ -43,6 +43,7 @@ CAPABILITIES = {
     "the swarm": (["swarm"], 0),
     "steps of what is complete": (["continuous"], 0),
     "looking at a run": (["viewer"], 0),
+    "environments": (["environments"], 0),
     "the rehearsal": (["builtin.rehearsal"], 0),
 }
 """Folders or files below marl_plugins/, and the number of other modules that are lost with them."""

@@ -17,9 +17,12 @@ from typing import Any
 from marl_plugins.commands import new_recipe
 from marl_plugins.commands.imports.shapes import KINDS
 from marl_plugins.commands.new_folder import taken, writing
+from marl_plugins.commands.plugin_commands import commands_of
 from marl_plugins.commands.who_saw_whom import DependencyGraph
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least
+from marl_plugins.core.plugin_names import found
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.recipe_yaml import read_recipe
 from marl_plugins.core.recipe.schema import Recipe, Sections, base_of, find_recipe
 from marl_plugins.core.recipe.shipped import recipes_root, shipped_recipes
@@ -64,7 +67,17 @@ def main(words: Sequence[str]) -> int:
         "trajectory for each mapping from "
         "the tiny model. Exit code 1: something is not as it should be.",
     )
-    checking.add_argument("recipe", help="name of a shipped recipe, a folder, or a YAML file")
+    checked = checking.add_mutually_exclusive_group(required=True)
+    checked.add_argument(
+        "recipe", nargs="?", help="name of a shipped recipe, a folder, or a YAML file"
+    )
+    checked.add_argument(
+        "--env",
+        metavar="textarena:NAME",
+        help="in place of a recipe: play a game, or ALL that the package has, offline with "
+        "scripted answers",
+    )
+    checking.add_argument("--python", metavar="FILE", help="with --env: that has the package")
     checking.add_argument(
         "--tasks",
         type=at_least(1),
@@ -147,6 +160,8 @@ def main(words: Sequence[str]) -> int:
         return run(
             options.source, ImportRequest(**{name: getattr(options, name) for name in names})
         )
+    if options.command == "check" and options.env:
+        return check_env(options)
     if options.command == "check":
         from marl_plugins.commands.check_recipe import check
 
@@ -160,6 +175,22 @@ def main(words: Sequence[str]) -> int:
         if options.command == "show"
         else list_all(options.json)
     )
+
+
+def check_env(options: Namespace) -> int:
+    """Plays an environment, by the command of the plugin that knows environments.
+
+    Raises:
+        ConfigurationError: There is no such plugin.
+    """
+    name = "environments"
+    commands = [one for plugin in found() for one in commands_of(plugin) if one.name == name]
+    if not commands:
+        raise ConfigurationError(
+            Problem("recipes.no_environments", at(flag="env"), "no plugin plays environments")
+        )
+    python = ["--python", options.python] if options.python else []
+    return commands[0].main([options.env, *python, *(["--json"] if options.json else [])])
 
 
 def list_all(as_json: bool) -> int:

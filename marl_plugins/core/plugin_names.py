@@ -48,6 +48,7 @@ BUILTINS = (
     "marl_plugins.graph",
     "marl_plugins.cases",
     "marl_plugins.agents",
+    "marl_plugins.environments",
     "marl_plugins.tools.python",
     "marl_plugins.tools.sql",
     "marl_plugins.tools.search",

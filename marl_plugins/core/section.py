@@ -75,3 +75,14 @@ class Section(Model):
         """Returns what `openrlhf recipes show` shows, without secrets: all that is not the
         default."""
         return self.model_dump(mode="json", exclude_defaults=True)
+
+    def program(self, run: Any) -> Mapping[str, Any] | None:
+        """Returns the key `agent:` for which it stands, as a mapping; None: it stands for none.
+
+        Args:
+            run: The run (`marl_plugins.Run`), as far as it is known.
+
+        Raises:
+            ConfigurationError: The section is wrong.
+        """
+        return None

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from marl_plugins import applies_if, hookimpl
-from marl_plugins.builtin.agents.section import AgentConfig
+from marl_plugins.builtin.agents.section import AgentConfig, program_of
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, check_extra
@@ -77,8 +77,8 @@ def marl_workflow(run: Run) -> Workflow | None:
     Raises:
         ConfigurationError: All that is wrong with it.
     """
-    config = run.section(AgentConfig)
-    if run.recipe.workflow or config is None:
+    config = program_of(run)
+    if config is None:
         return None
     need_aiohttp(at(key="agent"))
     from marl_plugins.builtin.agents.workflow import make_workflow
@@ -90,7 +90,7 @@ def marl_workflow(run: Run) -> Workflow | None:
 
 
 def _rewards_answers(run: Run) -> bool:
-    config = run.section(AgentConfig)
+    config = program_of(run)
     return config is not None and config.rewards is not None
 
 
@@ -129,8 +129,7 @@ def marl_doctor(run: Run | None) -> list[Finding]:
 
 @hookimpl
 def marl_step(run: Run, step: Step) -> StepPart | None:
-    config = run.section(AgentConfig)
-    if run.recipe.workflow or config is None:
+    if program_of(run) is None:
         return None
     from marl_plugins.builtin.agents.metrics import ProgramCounts
 

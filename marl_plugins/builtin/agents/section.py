@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import pydantic
 
 from marl_plugins.core.section import Section
+
+if TYPE_CHECKING:
+    from marl_plugins.core.run import Run
 
 SILENT = {
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
@@ -77,3 +80,27 @@ class AgentConfig(Section):
 
     def modules(self) -> list[str]:
         return [self.file] if self.file and not self.python else []
+
+
+class ProgramOfRun(dict[str, AgentConfig]):
+    """The program for which another section stands, once it is known."""
+
+
+def program_of(run: Run) -> AgentConfig | None:
+    """Returns the recipe's program: its `agent:`, or that for which another of its sections stands;
+    None where a workflow is in its place.
+
+    Raises:
+        ConfigurationError: That section is wrong.
+    """
+    if run.recipe.workflow:
+        return None
+    known = run.state(ProgramOfRun)
+    if "" not in known:
+        programs = (section.program(run) for section in run.sections.values())
+        values = next((program for program in programs if program is not None), None)
+        config = run.section(AgentConfig) if values is None else AgentConfig(**values)
+        if config is None:
+            return None
+        known[""] = config
+    return known[""]

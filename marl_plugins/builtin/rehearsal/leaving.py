@@ -43,7 +43,7 @@ def paid_for_leaving(plan: Plan) -> list[Problem]:
     run = plan.run
     function = getattr(run.grader_module, "score_outcome", None)
     complete = list(completed(run.state(RehearsalResult).trajectories).values())
-    if not (callable(function) and complete) or plan.plugins.claims("marl_score_outcome"):
+    if not (callable(function) and complete) or plan.plugins.claims("marl_score_outcome", run):
         return []
     if not RUNS_PROGRAMS.search(read_text(run.folder / str(run.recipe.grader))):
         return []

@@ -194,7 +194,7 @@ def try_grader(plan: Plan) -> list[Problem]:
         ("score_action", actions, ("action", "seen")),
     ):
         function = getattr(module, name, None)
-        if not callable(function) or plan.plugins.claims(f"marl_{name}"):
+        if not callable(function) or plan.plugins.claims(f"marl_{name}", run):
             continue
         if problem := arity_problem(function, len(arguments)):
             problems.append(
@@ -237,7 +237,7 @@ def _try_reward_function(plan: Plan) -> list[Problem]:
     """Tries upstream's reward function, which a run calls in a thread of its own: it may wait
     there."""
     run, file = plan.run, plan.run.args.reward.remote_url
-    if not file or plan.plugins.claims("marl_score_outcome"):
+    if not file or plan.plugins.claims("marl_score_outcome", run):
         return []
     function = load_file(Path(file)).reward_func
     roles = list(run.recipe.roles)

@@ -168,7 +168,7 @@ def _pointless(plan: Plan) -> list[Problem]:
     if (
         not recipe.tasks
         and not run.args.data.prompt_dataset
-        and not plan.plugins.claims("marl_tasks")
+        and not plan.plugins.claims("marl_tasks", run)
     ):
         problems.append(
             Problem(
@@ -186,7 +186,7 @@ def _data(plan: Plan) -> list[Problem]:
     run, problems = plan.run, []
     for split, flag in (("train", "data.prompt_dataset"), ("eval", "eval.dataset")):
         text = "" if split == "train" and run.recipe.tasks else flag_value(run.args, flag)
-        if not text or plan.plugins.claims("marl_tasks"):
+        if not text or plan.plugins.claims("marl_tasks", run):
             continue
         for source in sources_of(text, flag):
             problems += _source(run, source, split, flag)

@@ -1,0 +1,40 @@
+"""Keeps a server running: `keeper.py RESTARTS COMMAND`, the command as JSON.
+
+It ends the server, with all of its process group, when its standard input is closed.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+
+LONGEST_END = 5.0
+"""Seconds that a server has to end before it is killed."""
+
+
+def end(server: "subprocess.Popen[bytes]") -> None:
+    """Ends a server and what it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(server.pid, number)
+            server.wait(LONGEST_END)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            pass
+
+
+def main() -> int:
+    restarts, command = int(sys.argv[1]), json.loads(sys.argv[2])
+    for _ in range(restarts + 1):
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        while server.poll() is None:
+            if select.select([sys.stdin], [], [], 0.5)[0]:
+                end(server)
+                return 0
+        end(server)
+    return server.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
