@@ -331,16 +331,16 @@ def test_a_run_whose_record_or_recipe_has_changed_is_refused(run, tmp_path):
 def test_weights_are_those_that_sampled_it_where_they_are_kept(run, fork):
     _, named = one(run)
     _, out, _ = fork(*named, "--action", "solver.1", "-n", "2", "--json")
-    assert "of now" in json.loads(out)["weights"]
+    assert "those of now" in json.loads(out)["weights"]
     first = next(iter(RunReader(run).trajectories()))
     words = ("--step", "1", "--task", first.task.id, "--action", "solver.1", "-n", "2", "--json")
-    assert "the recipe's own" in json.loads(fork(*words)[1])["weights"]
+    assert json.loads(fork(*words)[1])["weights"] == "the recipe's own models"
     for policy in ("solver", "coder", "verifier"):
         (run / "checkpoints" / policy).mkdir(parents=True, exist_ok=True)
         (run / "checkpoints" / policy / "global_step1_hf").symlink_to(run / policy)
     try:
         _, out, _ = fork(*named, "--action", "solver.1", "-n", "2", "--json")
-        assert "of step 1" in json.loads(out)["weights"]
+        assert json.loads(out)["weights"] == "the copies of step 1"
     finally:
         for policy in ("solver", "coder", "verifier"):
             (run / "checkpoints" / policy / "global_step1_hf").unlink()
