@@ -247,7 +247,10 @@ def spoken(original: Original, action: Action, text: str) -> Generation:
     chat: ChatFormat = role.chat
     room = role.sampling.max_len - len(action.context_ids)
     most = min(room, role.sampling.max_new_tokens or room)
-    words = AnswerWords.model_construct(role=action.role, text=text, end="eos")
+    # not validated: how long it may be depends on the role
+    words = AnswerWords.model_construct(
+        role=action.role, shown="", text=text, end="eos", logprob=0.0
+    )
     try:
         ids = ids_of(words, chat, most)
     except RefusedRecord as error:
