@@ -16,7 +16,10 @@ from simulated_session import SimulatedSession, run_planned
 
 from marl_plugins.cli import main
 from marl_plugins.commands.fork.effects import Arm, Effect
+from marl_plugins.commands.fork.originals import check_tools
 from marl_plugins.commands.fork.scan import account, bootstrap, pearson
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.tools import Tool
 from marl_plugins.engine.records.intervals import (
     correlation_of_pairs,
     difference,
@@ -248,16 +251,28 @@ def test_all_actions_a_scan_and_an_evaluation(run, fork):
 
 
 def test_recorded_answers_of_tools_make_no_calls(run, fork):
-    called = [
-        (t, a)
-        for t in RunReader(run).trajectories(Filter((1, 2)))
-        for a in t.actions
-        if a.role == "verifier"
-    ]
-    t, a = called[0]
-    words = ("--step", str(t.step), "--task", t.task.id, "--sample", str(t.sample))
-    code, out, _ = fork(*words, "--action", a.path, "-n", "2", "--tools", "recorded", "--json")
+    """What the record has no answer to is unlike, and gives no number."""
+    _, named = one(run)
+    words = (*named, "--tools", "recorded", "-n", "2", "--json", "--action")
+    code, out, _ = fork(*words, "verifier.1")
     assert code == 0 and not json.loads(out)["effects"][0]["refused"]
+    program = "```python\nprint(7)\n```"
+    code, out, _ = fork(*words, "coder.1", "--say", program)
+    assert (
+        code == 1 and "no recorded answer to 'print(7)" in json.loads(out)["effects"][0]["refused"]
+    )
+    code, out, _ = fork(*named, "-n", "2", "--json", "--action", "coder.1", "--say", program)
+    assert code == 0 and not json.loads(out)["effects"][0]["refused"]
+
+
+def test_a_tool_with_effects_outside_is_not_called_again():
+    tools = {"mail": Tool("mail", run=None, outside=True), "sum": Tool("sum", run=None)}
+    roles = {"a": SimpleNamespace(tools=["sum", "mail"])}
+    check_tools(
+        SimpleNamespace(recipe=SimpleNamespace(roles=roles)), {**tools, "mail": tools["sum"]}
+    )
+    with pytest.raises(ConfigurationError, match="mail"):
+        check_tools(SimpleNamespace(recipe=SimpleNamespace(roles=roles)), tools)
 
 
 @pytest.mark.parametrize(
@@ -331,16 +346,16 @@ def test_a_run_whose_record_or_recipe_has_changed_is_refused(run, tmp_path):
 def test_weights_are_those_that_sampled_it_where_they_are_kept(run, fork):
     _, named = one(run)
     _, out, _ = fork(*named, "--action", "solver.1", "-n", "2", "--json")
-    assert "of now" in json.loads(out)["weights"]
+    assert "those of now" in json.loads(out)["weights"]
     first = next(iter(RunReader(run).trajectories()))
     words = ("--step", "1", "--task", first.task.id, "--action", "solver.1", "-n", "2", "--json")
-    assert "the recipe's own" in json.loads(fork(*words)[1])["weights"]
+    assert json.loads(fork(*words)[1])["weights"] == "the recipe's own models"
     for policy in ("solver", "coder", "verifier"):
         (run / "checkpoints" / policy).mkdir(parents=True, exist_ok=True)
         (run / "checkpoints" / policy / "global_step1_hf").symlink_to(run / policy)
     try:
         _, out, _ = fork(*named, "--action", "solver.1", "-n", "2", "--json")
-        assert "of step 1" in json.loads(out)["weights"]
+        assert json.loads(out)["weights"] == "the copies of step 1"
     finally:
         for policy in ("solver", "coder", "verifier"):
             (run / "checkpoints" / policy / "global_step1_hf").unlink()

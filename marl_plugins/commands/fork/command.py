@@ -28,7 +28,6 @@ from marl_plugins.commands.fork.shown import lines_of, scan_lines, write
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem
 from marl_plugins.engine.plan.build import build_plan
-from marl_plugins.engine.plan.engines_only import only_players
 from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.records.run_folder import started_with
 from marl_plugins.engine.runtime.engines_only import with_engines
@@ -49,7 +48,7 @@ def run_command(options: argparse.Namespace, train_flags: Sequence[str]) -> int:
     """
     choices = chosen(options)
     plan = build_plan([*started_with(options.run), *train_flags])
-    run, whose = with_weights(only_players(plan.run), options, choices)
+    run, whose = with_weights(plan.run, options, choices)
     plan = replace(plan, run=run)
     if options.tools == "recorded":
         plan.plugins.manager.register(recorded_tools(choices), "openrlhf fork")

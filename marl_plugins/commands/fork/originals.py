@@ -28,7 +28,7 @@ from marl_plugins.core.trajectory import (
     ToolResult,
     Trajectory,
 )
-from marl_plugins.engine.plan.engines_only import with_folders, with_models
+from marl_plugins.engine.plan.engines_only import only_players, with_folders, with_models
 from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.engine.runtime.exchange import ids_of
 from marl_plugins.engine.runtime.forking import Original, unforkable
@@ -63,7 +63,8 @@ def chosen(options: argparse.Namespace) -> list[Choice]:
                 fix=meant(options.task, tasks) or f"--task {next(iter(tasks), '')}",
             )
         )
-    samples = {t.sample: t for t in mine if t.task.id == options.task}
+    own_last = sorted(mine, key=lambda t: not t.origin)
+    samples = {t.sample: t for t in own_last if t.task.id == options.task}
     if options.sample not in samples:
         raise ConfigurationError(
             Problem(
@@ -162,53 +163,34 @@ def numbered(trajectory: Trajectory, action: Action) -> str:
 def with_weights(
     run: Run, options: argparse.Namespace, choices: Sequence[Choice]
 ) -> tuple[Run, str]:
-    """Returns the run with the weights that are meant, and whose they are."""
-    playing = [p.name for p in run.policies]
-    versions: dict[str, set[int]] = {name: set() for name in playing}
-    for trajectory, _ in choices:
-        for action in trajectory.actions:
-            versions.setdefault(action.policy, set()).add(action.generation.version)
-    if options.models is None:
-        step = one_version(versions)
-        if step == 0:
-            return run, "the weights that sampled it, the recipe's own"
-        if step and (copies := copies_of(run, step)):
-            return with_folders(run, copies), f"the weights that sampled it, of step {step}"
-        trained = [name for name in playing if versions[name] - {0}]
-        saved = [n for n in playing if n in trained or (options.run / n / "config.json").is_file()]
-        return with_models(run, options.run, saved or playing), "the run's last weights, of now"
-    if options.models == "0":
-        return run, "the recipe's own models"
-    if options.models.isdecimal():
-        if copies := copies_of(run, int(options.models)):
-            return with_folders(run, copies), f"the copies of step {options.models}"
-        got = f"{options.run} keeps no copies of step {options.models}"
-        raise ConfigurationError(
-            Problem(
-                "fork.models",
-                HERE,
-                got,
-                fix="--ckpt.save_hf keeps them; or name a folder of weights",
-            )
-        )
-    return with_models(run, Path(options.models), []), options.models
-
-
-def one_version(versions: Mapping[str, set[int]]) -> int | None:
-    """Returns the version of all policies that acted; None where they differ."""
-    known = set[int]().union(*versions.values())
-    return known.pop() if len(known) == 1 else None
-
-
-def copies_of(run: Run, step: int) -> dict[str, str]:
-    """Returns the folders with copies of all policies after a step; empty where one is missing."""
-    folders = {
-        p.name: Path(run.policy_args[p.follows or p.name].ckpt.path) / f"global_step{step}_hf"
-        for p in run.policies
-        if not p.follows or p.follows in run.policy_args
-    }
-    whole = all((folder / "config.json").is_file() for folder in folders.values())
-    return {name: str(folder.absolute()) for name, folder in folders.items()} if whole else {}
+    """Returns a run's players with the weights that are meant, and whose they are. A policy that is
+    not trained has those of the recipe."""
+    players = only_players(run)
+    playing = {p.name for p in players.policies}
+    trained = {p.name for p in run.policies if (p.trainable or p.follows) and p.name in playing}
+    versions = {a.generation.version for t, _ in choices for a in t.actions if a.policy in trained}
+    step = options.models
+    if step is None and len(versions) == 1:  # the one that has sampled all of it
+        (step,) = map(str, versions)
+    if step == "0":
+        return players, "the recipe's own models"
+    if step is not None and step.isdecimal():
+        copies = {
+            p.name: Path(run.policy_args[p.follows or p.name].ckpt.path) / f"global_step{step}_hf"
+            for p in players.policies
+            if p.name in trained
+        }
+        if all((folder / "config.json").is_file() for folder in copies.values()):
+            models = {name: str(folder.absolute()) for name, folder in copies.items()}
+            return with_folders(players, models), f"the copies of step {step}"
+        if options.models:
+            got, fix = f"{options.run} keeps no copies of step {step}", "--ckpt.save_hf keeps them"
+            raise ConfigurationError(Problem("fork.models", HERE, got, fix=fix))
+    folder = Path(options.models or options.run)
+    only = [
+        name for name in playing if name in trained or (folder / name / "config.json").is_file()
+    ]
+    return with_models(players, folder, sorted(only)), f"the last weights in {folder}, those of now"
 
 
 # As the session says it
@@ -265,7 +247,10 @@ def spoken(original: Original, action: Action, text: str) -> Generation:
     chat: ChatFormat = role.chat
     room = role.sampling.max_len - len(action.context_ids)
     most = min(room, role.sampling.max_new_tokens or room)
-    words = AnswerWords.model_construct(role=action.role, text=text, end="eos")
+    # not validated: how long it may be depends on the role
+    words = AnswerWords.model_construct(
+        role=action.role, shown="", text=text, end="eos", logprob=0.0
+    )
     try:
         ids = ids_of(words, chat, most)
     except RefusedRecord as error:

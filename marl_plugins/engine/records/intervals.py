@@ -117,7 +117,7 @@ def difference(
 def correlation_of_pairs(pairs: Sequence[tuple[float, float]]) -> float:
     """Returns Newcombe's phi of pairs of outcomes, with his correction for continuity, which takes
     from a positive one; 0 where one side does not vary."""
-    count, (xs, ys) = len(pairs), (zip(*pairs, strict=True) if pairs else ((), ()))
+    count, xs, ys = len(pairs), [x for x, _ in pairs], [y for _, y in pairs]
     both = count * sum(x * y for x, y in pairs) - sum(xs) * sum(ys)
     of_x, of_y = (count * sum(v * v for v in values) - sum(values) ** 2 for values in (xs, ys))
     if of_x <= 1e-9 or of_y <= 1e-9:

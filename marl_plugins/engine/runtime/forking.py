@@ -133,8 +133,9 @@ async def fork(
         def score(
             action: Action, seen: Seen, speaker: Speaker = speaker
         ) -> Awaitable[float | None] | None:
-            repeated = action.path in speaker.repeated or score_action is None
-            return None if repeated else score_action(action, seen)
+            if score_action is None or action.path in speaker.repeated:
+                return None
+            return score_action(action, seen)
 
         trajectory = await original.said(speaker, score if score_action else None)
         trajectory.forked = (path, number)
