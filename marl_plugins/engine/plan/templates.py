@@ -33,11 +33,7 @@ def check_templates(run: Run) -> list[Problem]:
             messages = [
                 {"role": r, "content": text or "?"} for r, text in empty_messages(run, role)
             ]
-            values = {"messages": messages, **policy.template, **own}
-            try:
-                error = run_in_thread(lambda caught, s=source, v=values: refusal(s, v))
-            except UserCodeTimeout as late:
-                error = TimeoutError(f"it was still writing them after {late.seconds:g} s")
+            error = refusal_in_time(source, {"messages": messages, **policy.template, **own})
             if error:
                 problems.append(template_refuses(policy.name, role, error))
             if isinstance(error, TimeoutError):
@@ -52,6 +48,14 @@ def template_of(folder: Path) -> str | None:
     file = folder / "tokenizer_config.json"
     template = read_object(file).get("chat_template") if file.is_file() else None
     return template if isinstance(template, str) else None
+
+
+def refusal_in_time(source: str, values: Mapping[str, Any]) -> Exception | None:
+    """Returns what `refusal` does, or that the template does not come to its end."""
+    try:
+        return run_in_thread(lambda caught: refusal(source, values))
+    except UserCodeTimeout as late:
+        return TimeoutError(f"it was still writing them after {late.seconds:g} s")
 
 
 def refusal(source: str, values: Mapping[str, Any]) -> Exception | None:
