@@ -166,8 +166,7 @@ def draw(record: Record, picture: Path) -> None:
     colours = dict(zip(KINDS, ("C0", "C1", "C2", "0.45"), strict=True))
     ways = sorted(record["ways"], key=lambda name: mean_ratio(record, name, "per_answer"))
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(15, 9), layout="constrained")
-    named: list[tuple[float, float]] = []
-    """Places that have a name: names of neighbours would cover each other."""
+    places: dict[str, tuple[float, float]] = {}
     for height, name in enumerate(ways):
         way = record["ways"][name]
         colour = colours[way["kind"]]
@@ -177,11 +176,15 @@ def draw(record: Record, picture: Path) -> None:
         middle = max(mean_ratio(record, name, "per_answer"), 0.01)
         face = "white" if biased else colour
         left.plot(middle, height, "o", color=colour, markerfacecolor=face)
-        place = middle, 100 * mean(record, name, "area")
-        right.plot(*place, "o", color=colour, markerfacecolor=face)
-        if all(not x / 1.6 < middle < 1.6 * x or abs(y - place[1]) > 1.2 for x, y in named):
-            named.append(place)
-            right.annotate(name, place, (6, -3), textcoords="offset points", fontsize=8)
+        places[name] = middle, 100 * mean(record, name, "area")
+        right.plot(*places[name], "o", color=colour, markerfacecolor=face)
+    named: list[tuple[float, float]] = []
+    """Places that have a name: names of neighbours would cover each other."""
+    for name in (BASELINE, *reversed(ways)):
+        middle, gained = places[name]
+        if all(not x / 1.8 < middle < 1.8 * x or abs(y - gained) > 1.2 for x, y in named):
+            named.append(places[name])
+            right.annotate(name, places[name], (6, -3), textcoords="offset points", fontsize=8)
     left.set_yticks(range(len(ways)), ways, fontsize=8)
     left.axvline(1, color="0.7", linewidth=0.8, zorder=0)
     left.set(xscale="log", xlabel=f"signal to noise of a sampled answer, beside {BASELINE}'s")

@@ -17,10 +17,12 @@ from marl_plugins.builtin.gae import Gae
 from marl_plugins.builtin.groups import GroupMean, GroupNorm, LeaveOneOut, ReinforceBaseline
 from marl_plugins.builtin.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.core.estimators import Estimator as PackageEstimator
+from marl_plugins.core.estimators import GroupBy
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.reward_backprop import BackpropState
 from marl_plugins.reward_backprop.rules import Rules
 
+TURN: GroupBy = "task+role+turn"
 SIBLINGS = "--counterfactual.siblings"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -80,21 +82,19 @@ def backprop(name: str, alpha: int, **more: Any) -> Way:
 
 def ways() -> list[Way]:
     """All of them, anew: some keep what earlier steps have taught them."""
-    turn, no_deviation = {"group_by": "task+role+turn"}, {"divide": False}
     maxrl: type[GroupMean] = load_file(EXAMPLES / "maxrl.py").MaxRL
-    along = {"return_scope": "trajectory", "normalise": "role"}
     package = [
-        by_package(BASELINE, LeaveOneOut(**turn), unbiased=True),  # type: ignore[arg-type]
-        by_package("dr_grpo", GroupMean(**turn)),  # type: ignore[arg-type]
-        by_package("group_norm", GroupNorm(**turn)),  # type: ignore[arg-type]
-        by_package("reinforce_baseline", ReinforceBaseline(**turn)),  # type: ignore[arg-type]
-        by_package("maxrl", maxrl(**turn)),  # type: ignore[arg-type]
+        by_package(BASELINE, LeaveOneOut(group_by=TURN), unbiased=True),
+        by_package("dr_grpo", GroupMean(group_by=TURN)),
+        by_package("group_norm", GroupNorm(group_by=TURN)),
+        by_package("reinforce_baseline", ReinforceBaseline(group_by=TURN)),
+        by_package("maxrl", maxrl(group_by=TURN)),
         by_package("reinforce", ReinforcePlusPlus()),
         by_package("reinforce, by role", ReinforcePlusPlus(normalise="role")),
-        by_package("reinforce, no deviation", ReinforcePlusPlus(**no_deviation)),  # type: ignore[arg-type]
+        by_package("reinforce, no deviation", ReinforcePlusPlus(divide=False)),
         by_package("flash_reinforce", FlashReinforce()),
         by_package("gae, exact critic", Gae()),
-        by_package("gae, exact critic, no deviation", Gae(**no_deviation)),  # type: ignore[arg-type]
+        by_package("gae, exact critic, no deviation", Gae(divide=False)),
         by_package("no baseline", PackageEstimator(), unbiased=True),
         by_package("rae", PackageEstimator(), plugin=rae, unbiased=True),
         by_package("competence", PackageEstimator(), plugin=competence, unbiased=True),
@@ -102,17 +102,17 @@ def ways() -> list[Way]:
         Way("counterfactual, 4", "estimator", OfStep(counterfactual, [SIBLINGS, "4"]), True),
         backprop("reward_backprop, outcomes alone", 0),
         by_package("coach", ReinforcePlusPlus(), score=of.duty),
-        by_package("coach, rloo", LeaveOneOut(**turn), score=of.duty),  # type: ignore[arg-type]
+        by_package("coach, rloo", LeaveOneOut(group_by=TURN), score=of.duty),
         by_package(
             "coach, returns along the graph",
-            ReinforcePlusPlus(**along),  # type: ignore[arg-type]
+            ReinforcePlusPlus(return_scope="trajectory", normalise="role"),
             score=of.duty,
         ),
         by_package("coach, noisy", ReinforcePlusPlus(), score=of.Noisy()),
         by_package("coach, blames the next", ReinforcePlusPlus(), score=of.blames_the_next),
         by_package("coach, cooperation", ReinforcePlusPlus(), plugin=cooperation, score=of.duty),
         backprop("coach, reward_backprop", 1, score=of.duty),
-        by_package("coach, exact effect", ReinforcePlusPlus(**no_deviation), score=of.effect),  # type: ignore[arg-type]
+        by_package("coach, exact effect", ReinforcePlusPlus(divide=False), score=of.effect),
     ]
     references = [
         Way("Dr. MAS", "reference", OnRollouts(of.dr_mas)),

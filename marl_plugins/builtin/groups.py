@@ -116,7 +116,8 @@ class GroupNorm(GroupMean):
 
     Grouped by task+role(+turn) it is Dr. MAS's per-agent normalisation (arXiv 2602.08847) and
     AT-GRPO's (2510.11062). Weighs tasks on which the samples hardly differ as much as those on
-    which they do; one of them may be a matter of luck.
+    which they do; one of them may be a matter of luck. The deviation depends on which returns are
+    in the group, and so turns the mean gradient (docs/credit.md).
     """
 
     @property

@@ -44,8 +44,8 @@ class ReinforcePlusPlus(WhitenedAdvantages):
     Fails where a role's returns lie far from the others': its advantages get one sign, hence
     `--reinforce_pp.normalise`. The mean holds the row's own return, so the expected gradient is off
     by an order of one over the number of rows, and, where agents decide how many actions there are,
-    in direction too; division by the standard deviation scales it by a number that depends on the
-    batch.
+    in direction too. Division by the standard deviation is no plain factor: it depends on which
+    returns are in the batch, and so turns the mean (docs/credit.md).
 
     Args:
         normalise: Over which rows mean and variance are taken.
