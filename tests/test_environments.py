@@ -193,6 +193,12 @@ def test_a_wrong_section(recipe, env, code):
     assert code in problems(recipe(env))
 
 
+def test_data_beside_an_environment_are_refused(recipe):
+    path = recipe({"textarena": "Count-v0"})
+    path.write_text(path.read_text().replace("flags:", "flags:\n  eval.dataset: tasks.jsonl"))
+    assert "env.data" in problems(path)
+
+
 @pytest.mark.parametrize(("text", "said"), [("raise", "no such square"), ("die", "exit code 7")])
 def test_a_game_that_fails_in_the_run_loses_its_trajectory_alone(plan, text, said):
     mine = plan({"textarena": "Count-v0"})
