@@ -4,8 +4,9 @@
     put_back]
 
 SYSTEM is one of `SYSTEMS` below: `debate`, `merchant`, `category`, `search`, `extract`, `rounds`,
-`reflect`, `task_graph`, `spread`, `trading`, `swarm` (a run on its own, `--swarm.external 0`). An
-arm takes five to twenty minutes a seed on two cores.
+`reflect`, `task_graph`, `spread`, `trading`, `swarm` (a run on its own, `--swarm.external 0`),
+`environments` (which needs recipes/environments/venv). An arm takes five to twenty minutes a seed
+on two cores.
 
     trained     the recipe as it is
     frozen      learning rate 0 (two evaluations: nothing changes between)

@@ -49,7 +49,8 @@ async def session(request):
                     continue
                 guess = asked["data"].get("guess")
                 if not isinstance(guess, int) or not 0 <= guess <= 9:
-                    error = {"code": "VALIDATION_ERROR", "message": "guess: 0 to 9"}
+                    kind = "EXECUTION_ERROR" if isinstance(guess, int) else "VALIDATION_ERROR"
+                    error = {"code": kind, "message": "guess: 0 to 9"}
                     await socket.send_json({"type": "error", "data": error})
                     continue
                 done = guess == number

@@ -175,7 +175,10 @@ def marl_rehearse(plan: Any) -> list[Problem]:
     from marl_plugins.environments.check import check_environment
 
     start_servers(config, plan.run, 1)
-    return check_environment(config, plan.run)
+    problems = check_environment(config, plan.run)
+    if any(problem.severity == "error" for problem in problems):
+        raise ConfigurationError(problems)  # a rehearsal would only say the same
+    return problems
 
 
 @hookimpl

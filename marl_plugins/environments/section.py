@@ -198,6 +198,13 @@ def wrong_section(config: EnvConfig, run: Run) -> Iterator[Problem]:
     if config.scored == "step" and not (config.openenv and low <= 0 <= high):
         got = "needs an OpenEnv server, and rewards around 0, which a step without one has"
         yield Problem("env.scored", at(key="env.scored"), got)
+    for flag in ("data.prompt_dataset", "eval.dataset"):
+        if flag in run.given:
+            got, fix = (
+                "would have no effect: the tasks are the environment's",
+                "remove one of the two",
+            )
+            yield Problem("env.data", at(flag=flag), got, fix=fix)
     server = config.openenv
     if server and bool(server.app) == bool(server.command):
         got = "has both app and command" if server.app else "has neither app nor command"

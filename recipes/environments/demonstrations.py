@@ -38,17 +38,21 @@ def actions(legal):
     return "[GAME] Your available actions are: " + ", ".join(f"'[{word}]'" for word in legal)
 
 
-def moved(player, move):
-    return f"[Player {player}] [{move}]\n[GAME] Player {player}, submitted move: '[{move}]'."
+def moved(player, move, rng):
+    """What the other is shown of a move, sometimes of one before it that was not legal."""
+    wrong = f"[Player {player}] [{rng.choice(('call', 'fold'))}]\n" if rng.random() < 0.2 else ""
+    return f"{wrong}[Player {player}] [{move}]\n[GAME] Player {player}, submitted move: '[{move}]'."
 
 
 def of_opener(moves, legal, rng):
-    """What player 1 is shown: its card first, and then the dealer's bet."""
-    first = not moves
-    return "\n".join([card(rng) if first else moved(0, "bet"), actions(legal)])
+    """What player 1 is shown: its card; and after its check the dealer's bet."""
+    if not moves:
+        return "\n".join([card(rng), actions(legal)])
+    mine = "[GAME] Player 1, submitted move: '[check]'."
+    return "\n".join([mine, moved(0, "bet", rng), actions(legal)])
 
 
 def of_dealer(moves, legal, rng):
     """What player 0 is shown: its card, twice, and the opener's move."""
     mine = card(rng)
-    return "\n".join([mine, mine, moved(1, moves), actions(legal)])
+    return "\n".join([mine, mine, moved(1, moves, rng), actions(legal)])

@@ -12,6 +12,9 @@ import aiohttp
 from playing import EnvironmentFault, Settings, Turn, answer, examine, play
 
 LARGEST_MESSAGE = 64 * 2**20
+REFUSALS = ("VALIDATION_ERROR", "EXECUTION_ERROR")
+"""Codes of a server that does not take an action: it is none, or the environment has raised
+something at it, as many do at a move that is not legal."""
 WAIT_SECONDS = 0.05
 """Between two looks at whether a session is free."""
 
@@ -96,7 +99,7 @@ class Session:
         except ValueError as error:
             return {"done": True, "invalid": self.player, "why": f"no action: {error}"}
         if said["type"] == "error":
-            if said["data"].get("code") != "VALIDATION_ERROR":
+            if said["data"].get("code") not in REFUSALS:
                 raise EnvironmentFault(f"{self.settings['name']}: {said['data']}")
             return {"done": True, "invalid": self.player, "why": str(said["data"].get("message"))}
         return self._turn(said["data"])

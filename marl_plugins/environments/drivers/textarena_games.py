@@ -49,7 +49,7 @@ class Game:
         player, seen = (inner if self.settings["conversation"] else self.env).get_observation()
         if not isinstance(seen, str):
             seen = spoken(seen, player)
-        news = spoken([one for one in new if one[2].name != "PROMPT"], player)
+        news = spoken([one for one in new if getattr(one[2], "name", "") != "PROMPT"], player)
         return {"player": player, "observation": seen.strip("\n"), "fields": {"news": news}}
 
 
