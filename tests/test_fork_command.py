@@ -1,8 +1,11 @@
 """`openrlhf fork` over simulated engines, its numbers against exact ones, and its bad input."""
 
 import asyncio
+import base64
+import gzip
 import json
 import math
+import re
 import shutil
 from itertools import product
 from types import SimpleNamespace
@@ -218,7 +221,11 @@ def test_an_action_is_forked_and_the_forks_stand_beside_their_original(run, fork
     assert json.loads(fork(*words, "--json")[1]) == said  # whenever it is asked again
     read = list(RunReader(file).trajectories())
     assert [r.forked and r.forked[1] for r in read] == [None, *range(6)]
-    assert main(["inspect", str(file), "--html", str(tmp_path / "f.html")]) == 0
+    page = tmp_path / "f.html"
+    for source, command in ((file, ""), (run, f"openrlhf fork {run}")):
+        assert main(["inspect", str(source), "--html", str(page)]) == 0
+        (packed,) = re.findall(r'id="index">(.+?)</script>', page.read_text())
+        assert json.loads(gzip.decompress(base64.b64decode(packed)))["fork"] == command
     code, out, _ = fork(*words)
     assert code == 0 and "what this action caused: +0.00" in out
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,7 +30,7 @@ from marl_plugins.core.trajectory import (
     Trajectory,
 )
 from marl_plugins.engine.plan.engines_only import only_players, with_folders, with_models
-from marl_plugins.engine.records.read import Filter, RunReader
+from marl_plugins.engine.records.read import Filter, RunReader, Steps
 from marl_plugins.engine.runtime.exchange import ids_of
 from marl_plugins.engine.runtime.forking import Original, unforkable
 
@@ -50,7 +51,7 @@ def chosen(options: argparse.Namespace) -> list[Choice]:
     reader = RunReader(options.run)
     if options.scan:
         return scanned(reader, options)
-    mine = list(step_of(reader, options.step[0], options.evaluations))
+    mine = list(recorded(reader, options.step, options.evaluations))
     tasks = {t.task.id: t for t in mine}
     if options.task not in tasks:
         what = "evaluation after step" if options.evaluations else "step"
@@ -90,46 +91,33 @@ def chosen(options: argparse.Namespace) -> list[Choice]:
 
 def scanned(reader: RunReader, options: argparse.Namespace) -> list[Choice]:
     """Draws actions with a score, of the last step or of those that are named."""
-    first, last = options.step or (last_step(reader), None)
+    last = max((int(metrics["step"]) for metrics in reader.metrics()), default=0)
     pool = [
         (t, a)
-        for step in sorted({t.step for t in reader.trajectories(Filter((first, last)))})
-        for t in step_of(reader, step, False)
+        for t in recorded(reader, options.step or (last, last), options.evaluations)
         if not unforkable(t) and t.outcome is not None
         for a in t.actions
         if a.score is not None
     ]
     if len(pool) < options.scan:
-        raise ConfigurationError(
-            Problem(
-                "fork.scan",
-                HERE,
-                f"steps {first} on have {len(pool)} actions with a score",
-                fix="--step A:B",
-            )
-        )
-    drawn = random.Random(0).sample(range(len(pool)), options.scan)
+        got = f"there are {len(pool)} actions with a score"
+        raise ConfigurationError(Problem("fork.scan", HERE, got, fix="--step A:B for more steps"))
     by_trajectory: dict[Trajectory, list[Action]] = {}
-    for number in sorted(drawn):
+    for number in sorted(random.Random(0).sample(range(len(pool)), options.scan)):
         trajectory, action = pool[number]
         by_trajectory.setdefault(trajectory, []).append(action)
     return list(by_trajectory.items())
 
 
-def last_step(reader: RunReader) -> int:
-    """Returns the last step with trajectories."""
-    steps = [int(metrics["step"]) for metrics in reader.metrics()]
-    return max(steps, default=0)
-
-
-def step_of(reader: RunReader, step: int, evaluation: bool) -> Iterator[Trajectory]:
-    """Yields the trajectories of a step as they were sampled: each at its task's place, an
-    evaluation's in no step."""
-    places: dict[str, int] = {}
-    selection = Filter((step, step), split="eval" if evaluation else "train", received=True)
+def recorded(reader: RunReader, steps: Steps, evaluation: bool) -> Iterator[Trajectory]:
+    """Yields trajectories as they were sampled: each at its task's place, an evaluation's in no
+    step."""
+    places: dict[int, dict[str, int]] = defaultdict(dict)
+    selection = Filter(steps, split="eval" if evaluation else "train", received=True)
     for trajectory in reader.trajectories(selection):
         if not trajectory.forked:
-            trajectory.place = places.setdefault(trajectory.task.id, len(places))
+            of_step = places[trajectory.step]
+            trajectory.place = of_step.setdefault(trajectory.task.id, len(of_step))
             trajectory.step = EVALUATION if evaluation else trajectory.step
             yield trajectory
 
