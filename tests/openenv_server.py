@@ -3,6 +3,7 @@
 Guess a number between 0 and 9: `{"guess": 3}` is paid -0.5, or 1 and the episode ends.
 """
 
+import asyncio
 import json
 import os
 import random
@@ -60,6 +61,7 @@ async def session(request):
             data = {"observation": observation, "reward": reward, "done": done}
             await socket.send_json({"type": "observation", "data": data})
     finally:
+        await asyncio.sleep(0.2)  # it takes its time to notice that a session has ended
         busy.clear()
     return socket
 

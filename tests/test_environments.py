@@ -185,6 +185,8 @@ def test_what_does_not_repeat_is_said(plan):
         ({"textarena": "Count-v0", "rewards": [1, -1]}, "env.rewards"),
         ({"textarena": "Count-v0", "invalid": -2}, "env.invalid"),
         ({"textarena": "Count-v0", "scored": "step"}, "env.scored"),
+        ({"textarena": "Count-v0", "show": ["board"]}, "env.pointless"),
+        ({"verifiers": "sums", "conversation": False}, "env.pointless"),
         ({"openenv": {}}, "env.server"),
         ({"textarena": "Count-v0", "python": "no/python"}, "agents.no_python"),
     ],

@@ -18,6 +18,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import (
@@ -132,7 +133,7 @@ def marl_score_outcome(
     async def score() -> Mapping[str, float | None] | None:
         rewards = ending(trajectory).get("rewards", {})
         return {
-            role: None if reward is None else (reward - low) / (high - low)
+            role: None if reward is None else min(1.0, max(0.0, (reward - low) / (high - low)))
             for role, reward in rewards.items()
         } or None
 
@@ -151,14 +152,14 @@ class EpisodeCounts(StepPart):
         if end:
             self.turns.append(end["turns"])
             self.counts["env/unended"] += not end["ended"]
-            self.counts[f"env/invalid/{end['invalid']}"] += end["invalid"] is not None
+            if end.get("invalid"):
+                self.counts[f"env/invalid/{end['invalid']}"] += 1
 
     def metrics(self) -> Mapping[str, float]:
         """Returns how many episodes were left, and ended by whose invalid move; their mean
         length."""
-        counts = {name: float(count) for name, count in self.counts.items() if "None" not in name}
-        mean = {"env/turns": sum(self.turns) / len(self.turns)} if self.turns else {}
-        return counts | mean
+        mean = {"env/turns": fmean(self.turns)} if self.turns else {}
+        return {name: float(count) for name, count in self.counts.items()} | mean
 
 
 @hookimpl

@@ -22,8 +22,6 @@ EPISODES = 3
 """That a check plays."""
 LEAST_SECONDS = 60.0
 """That a check may take, in which the environment's packages are imported."""
-LONGEST_ERROR = 100
-"""Characters in a table."""
 HEADER = ("game", "players", "turns", "repeatable", "rewards", "what is wrong")
 
 
@@ -124,7 +122,7 @@ def row_of(report: Mapping[str, Any]) -> list[str]:
     """Returns a game's line of the table."""
     if "error" in report:
         error = " ".join(report["error"].replace("*", "").split())
-        return [report["game"], "", "", "", "", inert(error)[:LONGEST_ERROR]]
+        return [report["game"], "", "", "", "", inert(error)[:100]]
     rewards = [f"{reward:g}" for reward in report["rewards"] if isfinite(reward)]
     return [
         report["game"],

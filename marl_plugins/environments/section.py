@@ -198,14 +198,17 @@ def wrong_section(config: EnvConfig, run: Run) -> Iterator[Problem]:
     if config.scored == "step" and not (config.openenv and low <= 0 <= high):
         got = "needs an OpenEnv server, and rewards around 0, which a step without one has"
         yield Problem("env.scored", at(key="env.scored"), got)
+    of_games = {"conversation", "invalid", "seconds"} if config.verifiers else set[str]()
+    idle = config.model_fields_set & (of_games | (set() if config.openenv else {"show"}))
+    said = [name for name, role in run.recipe.roles.items() if role.prompt or role.system]
+    told = said if config.verifiers else []
+    for key in [*(f"env.{name}" for name in sorted(idle)), *(f"roles.{name}" for name in told)]:
+        got = f"has keys that are without effect in an environment of {config.kinds[0]}"
+        yield Problem("env.pointless", at(key=key), got, fix="remove them")
     for flag in ("data.prompt_dataset", "eval.dataset"):
         if flag in run.given:
-            got, fix = (
-                "would have no effect: the tasks are the environment's",
-                "remove one of the two",
-            )
-            yield Problem("env.data", at(flag=flag), got, fix=fix)
+            got = "would have no effect: the tasks are the environment's"
+            yield Problem("env.data", at(flag=flag), got, fix="remove it")
     server = config.openenv
     if server and bool(server.app) == bool(server.command):
-        got = "has both app and command" if server.app else "has neither app nor command"
-        yield Problem("env.server", at(key="env.openenv"), got)
+        yield Problem("env.server", at(key="env.openenv"), "needs one of app and command")

@@ -101,10 +101,8 @@ def unready(port: int) -> str | None:
             f"http://127.0.0.1:{port}/schema", timeout=5
         ) as answer:
             schema = json.load(answer)
-    except urllib.error.HTTPError as error:
-        return f"it answers GET /schema with {error.code}, and so is no server of OpenEnv"
-    except ValueError:
-        return "it answers GET /schema with no JSON, and so is no server of OpenEnv"
+    except (urllib.error.HTTPError, ValueError) as error:
+        return f"its /schema is {error}, and so it is no server of OpenEnv"
     except OSError:
         return None
     fine = isinstance(schema, dict) and isinstance(schema.get("action"), dict)

@@ -1,6 +1,7 @@
 """Episodes of OpenEnv: sessions of servers that the run has started, over their WebSocket."""
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import re
@@ -15,8 +16,10 @@ LARGEST_MESSAGE = 64 * 2**20
 REFUSALS = ("VALIDATION_ERROR", "EXECUTION_ERROR")
 """Codes of a server that does not take an action: it is none, or the environment has raised
 something at it, as many do at a move that is not legal."""
+BUSY = "CAPACITY_REACHED"
+"""Code of a server that has not noticed yet that the session before has ended."""
 WAIT_SECONDS = 0.05
-"""Between two looks at whether a session is free."""
+"""Between two looks at whether a session is free, or a server there."""
 
 
 def free_slot(folder: Path) -> IO[str]:
@@ -68,12 +71,12 @@ class Session:
         self.address = f"http://127.0.0.1:{self.slot.read()}"
         self.loop = asyncio.new_event_loop()
         self.player = 0
+        self.last = time.monotonic() + settings["ready_seconds"]
         self.loop.run_until_complete(self._connect())
 
     async def _connect(self) -> None:
         """Connects, also with a server that is being started again."""
         self.http = aiohttp.ClientSession()
-        last = time.monotonic() + self.settings["ready_seconds"]
         while True:
             try:
                 async with self.http.get(f"{self.address}/schema") as answer:
@@ -83,12 +86,18 @@ class Session:
                 )
                 return
             except aiohttp.ClientConnectionError:
-                if time.monotonic() > last:
+                if time.monotonic() > self.last:
                     raise
                 await asyncio.sleep(WAIT_SECONDS)
 
     def reset(self, seed: int) -> Turn:
-        said = self._ask("reset", {**self.settings["options"], "seed": seed})
+        data = {**self.settings["options"], "seed": seed}
+        said = self._ask("reset", data)
+        while said["data"].get("code") == BUSY and time.monotonic() < self.last:
+            time.sleep(WAIT_SECONDS)
+            self.loop.run_until_complete(self.http.close())
+            self.loop.run_until_complete(self._connect())
+            said = self._ask("reset", data)
         if said["type"] == "error":
             raise EnvironmentFault(f"{self.settings['name']} is not reset: {said['data']}")
         return self._turn(said["data"])
@@ -108,7 +117,8 @@ class Session:
         """Returns what the server answers, an observation or an error."""
 
         async def ask() -> aiohttp.WSMessage:
-            await self.socket.send_json({"type": kind, "data": data})
+            with contextlib.suppress(ConnectionError):  # what it has said before is to be read
+                await self.socket.send_json({"type": kind, "data": data})
             return await self.socket.receive()
 
         message = self.loop.run_until_complete(ask())

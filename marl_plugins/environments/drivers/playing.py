@@ -17,6 +17,8 @@ from typing import Any, Protocol, TypedDict
 SETTINGS = "MARL_ENVIRONMENT"
 """Variable with the settings of the recipe's `env:`, in JSON (section.py of the folder above)."""
 Settings = dict[str, Any]
+ROUNDING = 1e-9
+"""Of a sum of rewards."""
 
 
 class Turn(TypedDict, total=False):
@@ -165,7 +167,7 @@ class Purse:
     def check(self, role: str) -> None:
         """Raises `EnvironmentFault` where what a role has got is outside the range."""
         low, high = self.settings["rewards"]
-        if not low <= self.paid[role] <= high:
+        if not low - ROUNDING <= self.paid[role] <= high + ROUNDING:
             raise self._wrong(role, self.paid[role])
 
     def _wrong(self, role: str, reward: object) -> EnvironmentFault:

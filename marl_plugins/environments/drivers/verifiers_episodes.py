@@ -55,7 +55,5 @@ async def main(item: Any, endpoint: Any) -> str:
             "rewards": {role: purse.paid.get(role) for role in settings["players"]},
             "turns": sum(trace.num_turns for trace in episode.traces),
             "ended": not any(trace.stop_condition == "max_turns" for trace in episode.traces),
-            "invalid": None,
-            "why": "",
         }
     )
