@@ -55,7 +55,8 @@ SAME = ("action", "role", "ids", "shown_ids", "reward", "advantage", "trainer_lo
 
 def trained(folder):
     """Of a run its weights, and of every action what decides them."""
-    weights = {p.name: p.read_bytes() for p in folder.glob("out/**/*.safetensors")}
+    files = folder.glob("out/**/*.safetensors")
+    weights = {str(path.relative_to(folder)): path.read_bytes() for path in files}
     lines = (folder / "out" / "trajectories.jsonl").read_text().splitlines()
     actions = [action for line in lines for action in json.loads(line)["actions"]]
     return weights, [[action[name] for name in SAME] for action in actions]
