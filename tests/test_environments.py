@@ -187,8 +187,10 @@ def test_what_does_not_repeat_is_said(plan):
         ({"textarena": "Count-v0", "scored": "step"}, "env.scored"),
         ({"textarena": "Count-v0", "show": ["board"]}, "env.pointless"),
         ({"verifiers": "sums", "conversation": False}, "env.pointless"),
+        ({"verifiers": "sums"}, "env.episode"),
         ({"openenv": {}}, "env.server"),
-        ({"textarena": "Count-v0", "python": "no/python"}, "agents.no_python"),
+        ({"textarena": "Count-v0", "python": "no/python"}, "env.python"),
+        ({"python": "venv/bin/python"}, "env.kind"),
     ],
 )
 def test_a_wrong_section(recipe, env, code):

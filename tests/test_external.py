@@ -208,6 +208,8 @@ def test_what_needs_tokens_is_refused_at_the_plan(recipe, tmp_path):
     assert problems("", *named)[0][0] == "policies.model_of_follower"
     address = ("endpoint.address", "external.yaml:3", key + "endpoint")
     assert problems(endpoint="ftp://x")[0] == address
+    assert problems(model="''")[0] == ("external.model", "external.yaml:3", key + "model")
+    assert problems(key="sk-1234")[0][0] == "endpoint.key_name"
     assert problems("", "--external.budget", "1")[0][0] == "endpoint.no_price"
 
 

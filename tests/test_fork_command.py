@@ -340,7 +340,7 @@ def test_a_tool_with_effects_outside_is_not_called_again():
         (["--action", "solver.1", "-n", "0"], "at least 1"),
         (["--action", "solver.1", "--sample", "99"], "no sample 99"),
         (["--action", "solver.1", "--task", "none"], "no task 'none'"),
-        (["--action", "solver.1", "--step", "77"], "no task"),
+        (["--action", "solver.1", "--step", "77"], "no record of step 77"),
         (["--action", "solver.1", "--say", "x" * 2_000_000], "characters"),
         (["--action", "solver.1", "--say", "1 " * 100], "tokens, of at most"),
         (["--action", "solver.1", "--say", "a\ufffd"], "U+FFFD"),

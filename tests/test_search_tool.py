@@ -221,7 +221,14 @@ def test_a_dense_index_finds_what_the_cosine_of_each_document_says(texts, query)
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda texts: [[1.0]], lambda texts: [[float("nan")] * 2] * len(texts), len]
+    "wrong",
+    [
+        lambda texts: [[1.0]],
+        lambda texts: [[float("nan")] * 2] * len(texts),
+        lambda texts: [[1.0] * (n + 1) for n in range(len(texts))],
+        lambda texts: texts,
+        len,
+    ],
 )
 def test_embeddings_that_are_none_are_refused_before_anything_is_searched(wrong):
     documents = [Document(text) for text in "abc"]
@@ -306,7 +313,8 @@ def test_each_kind_reads_its_own_keys_and_a_plan_has_the_tool(tmp_path):
     ):
         code, *_, place = found_by(planned, search)[0]
         assert (code, place) == ("search.keys", f"tools.search.{key}")
-    missing = "{kind: dense, corpus: towns.jsonl, embed: 'embed.py:other'}"
-    assert found_by(planned, missing)[0][0] == "search.embed"
+    for wrong in ("embed.py:other", "embed.py"):  # one without a function is not searched by words
+        missing = f"{{kind: dense, corpus: towns.jsonl, embed: '{wrong}'}}"
+        assert found_by(planned, missing)[0][0] == "search.embed"
     tools = planned("{kind: dense, corpus: towns.jsonl, embed: 'embed.py:embed'}").run.tools
     assert asked(tools["search"], "?")[0].count("\n") == 2

@@ -140,6 +140,10 @@ def address_problems(url: str, where: Where) -> list[Problem]:
 
 
 def key_problems(variable: str, named: str) -> list[Problem]:
+    if variable and not variable.isidentifier():
+        got = f"{named} is no name of an environment variable"
+        fix = "name the variable that holds the key, not the key"
+        return [Problem("endpoint.key_name", got=got, fix=fix)]
     key = os.environ.get(variable, "").strip()
     if key.isascii() and key.isprintable():
         return []

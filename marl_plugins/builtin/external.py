@@ -59,6 +59,9 @@ def marl_configure(run: Run) -> list[Problem]:
     problems = price_problems(PREFIX, run.args.external)
     for name, model in served.items():
         key = f"policies.{name}"
+        if not model.name:
+            got, fix = "this key is missing", "give the name that the endpoint knows it by"
+            problems.append(Problem("external.model", at(key=f"{key}.model"), got, fix=fix))
         problems += address_problems(model.address, at(key=f"{key}.endpoint"))
         problems += key_problems(model.key_env, f"{key}.key")
     return problems

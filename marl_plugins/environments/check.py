@@ -50,19 +50,24 @@ def report_of(driver: Path, settings: Mapping[str, Any], python: str, seconds: f
 def check_environment(config: EnvConfig, run: Run) -> list[Problem]:
     """Returns what is wrong with an environment, which is played with scripted answers, as far as
     this needs no models; a verifiers environment is played in the rehearsal alone."""
-    server = config.openenv
+    server, of_packages = config.openenv, "is `python` the Python that has its packages?"
+    python = sys.executable if server else config.interpreter(run.folder)
     if config.verifiers:
-        return []
+        done = subprocess.run([python, "-c", "import verifiers"], capture_output=True)
+        got = f"{python} cannot import verifiers"
+        problem = Problem("env.episode", at(key="env.verifiers"), got, fix=of_packages)
+        return [problem] if done.returncode else []
     if server:
         run.state(ServerPool).wait(server.ready_seconds)
     seconds = max(LEAST_SECONDS, EPISODES * config.seconds)
     settings = config.settings(run)
-    python = sys.executable if server else config.interpreter(run.folder)
     report = report_of(config.driver(), settings, python, seconds)
     key = "env.openenv" if server else "env.textarena"
     if "error" in report:
         got = f"an episode with scripted answers fails: {report['error']}"
-        fix = "is `python` the Python that has its packages?" if "ModuleNotFound" in got else ""
+        fix = of_packages if "ModuleNotFound" in got else ""
+        if "not found in registry" in got:
+            fix = "openrlhf recipes check --env textarena:ALL --python PYTHON has the names"
         return [Problem("env.episode", at(key=key, name=config.name), got, fix=fix)]
     if report["repeatable"]:
         return []

@@ -153,7 +153,7 @@ class EnvConfig(Section):
         }
 
     def program(self, run: Run) -> Mapping[str, Any] | None:
-        if not self.kinds:
+        if not self.model_fields_set:
             return None
         if problems := list(wrong_section(self, run)):
             raise ConfigurationError(problems)
@@ -178,9 +178,17 @@ def server_command(server: OpenEnvServer, python: str) -> list[str]:
 def wrong_section(config: EnvConfig, run: Run) -> Iterator[Problem]:
     """Yields what is wrong with the section itself."""
     roles, known = config.roles(run), list(run.recipe.roles)
-    if len(config.kinds) > 1:
-        got = f"names {' and '.join(config.kinds)}"
-        yield Problem("env.kind", at(key="env"), got, "one environment")
+    if len(config.kinds) != 1:
+        got = " and ".join(config.kinds) or "none of them"
+        yield Problem("env.kind", at(key="env"), got, "one of textarena, openenv and verifiers")
+        return
+    python = config.interpreter(run.folder)
+    if shutil.which(python) is None:
+        got, fix = (
+            f"there is no program {python}",
+            "make it (docs/environments.md), or name another",
+        )
+        yield Problem("env.python", at(key="env.python"), got, fix=fix)
     for role in roles:
         if role not in known:
             fix = meant(role, known)
@@ -200,11 +208,12 @@ def wrong_section(config: EnvConfig, run: Run) -> Iterator[Problem]:
         yield Problem("env.scored", at(key="env.scored"), got)
     of_games = {"conversation", "invalid", "seconds"} if config.verifiers else set[str]()
     idle = config.model_fields_set & (of_games | (set() if config.openenv else {"show"}))
-    said = [name for name, role in run.recipe.roles.items() if role.prompt or role.system]
-    told = said if config.verifiers else []
-    for key in [*(f"env.{name}" for name in sorted(idle)), *(f"roles.{name}" for name in told)]:
-        got = f"has keys that are without effect in an environment of {config.kinds[0]}"
-        yield Problem("env.pointless", at(key=key), got, fix="remove them")
+    keys = [f"env.{name}" for name in sorted(idle)]
+    for name, role in run.recipe.roles.items() if config.verifiers else ():
+        keys += [f"roles.{name}.{key}" for key in ("prompt", "system") if getattr(role, key)]
+    for key in keys:
+        got = f"has no effect in an environment of {config.kinds[0]}"
+        yield Problem("env.pointless", at(key=key), got, fix="remove it")
     for flag in ("data.prompt_dataset", "eval.dataset"):
         if flag in run.given:
             got = "would have no effect: the tasks are the environment's"

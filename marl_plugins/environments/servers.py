@@ -85,7 +85,8 @@ class ServerPool:
                     time.sleep(0.2)
                     continue
                 written = self._log(port).read_text(errors="replace").strip()[-LAST_CHARS:]
-                got = f"{wrong or f'it does not answer within {seconds:g} s'}: {written}"
+                got = wrong or f"it does not answer within {seconds:g} s"
+                got += f": {written}" if written else ", and has written nothing"
                 fix = "start it by hand, on a port of your own, to see why"
                 raise ConfigurationError(Problem("env.server", at(key="env.openenv"), got, fix=fix))
 

@@ -55,15 +55,11 @@ def chosen(options: argparse.Namespace) -> list[Choice]:
     tasks = {t.task.id: t for t in mine}
     if options.task not in tasks:
         what = "evaluation after step" if options.evaluations else "step"
-        got = f"the {what} {options.step[0]} has no task {options.task!r}"
-        raise ConfigurationError(
-            Problem(
-                "fork.record",
-                HERE,
-                got,
-                fix=meant(options.task, tasks) or f"--task {next(iter(tasks), '')}",
-            )
-        )
+        got = f"{what} {options.step[0]} has no task {options.task!r}"
+        fix = meant(options.task, tasks) or f"it has --task {next(iter(tasks), '')}"
+        if not tasks:
+            got, fix = f"there is no record of {what} {options.step[0]}", "openrlhf inspect RUN"
+        raise ConfigurationError(Problem("fork.record", HERE, got, fix=fix))
     own_last = sorted(mine, key=lambda t: not t.origin)
     samples = {t.sample: t for t in own_last if t.task.id == options.task}
     if options.sample not in samples:

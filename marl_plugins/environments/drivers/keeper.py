@@ -27,7 +27,10 @@ def end(server: "subprocess.Popen[bytes]") -> None:
 def main() -> int:
     restarts, command = int(sys.argv[1]), json.loads(sys.argv[2])
     for _ in range(restarts + 1):
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        except OSError as error:
+            sys.exit(f"{command[0]} cannot be started: {error.strerror}")
         while server.poll() is None:
             if select.select([sys.stdin], [], [], 0.5)[0]:
                 end(server)

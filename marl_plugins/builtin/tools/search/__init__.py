@@ -81,14 +81,19 @@ def embedding(run: Run) -> Embed | None:
         ConfigurationError: It cannot be imported.
     """
     config = settings_of(run)
-    file, _, name = config.embed.rpartition(":")
-    if config.kind != "dense" or not file:
+    if config.kind != "dense" or not config.embed:
         return None
-    embed: Embed | None = getattr(load_file(run.folder / file), name, None)
+    where, (file, _, name) = at(key="tools.search.embed"), config.embed.rpartition(":")
+    if not file:
+        raise ConfigurationError(Problem("search.embed", where, config.embed, "FILE:FUNCTION"))
+    try:
+        embed: Embed | None = getattr(load_file(run.folder / file), name, None)
+    except ConfigurationError as error:
+        problems = [problem.within(key="tools.search.embed") for problem in error.problems]
+        raise ConfigurationError(problems) from error
     if callable(embed):
         return embed
-    where, got = at(key="tools.search.embed"), f"{file} has no function {name!r}"
-    raise ConfigurationError(Problem("search.embed", where, got))
+    raise ConfigurationError(Problem("search.embed", where, f"{file} has no function {name!r}"))
 
 
 @hookimpl
@@ -173,4 +178,7 @@ async def marl_start(run: Run) -> None:
             await found_by_server(config, "hello")
         except InfrastructureFailure as failure:
             where = at(key="tools.search.address")
-            raise ConfigurationError(Problem("search.server", where, str(failure))) from failure
+            fix = "is it running, and is this its whole address, as http://HOST:PORT/retrieve?"
+            raise ConfigurationError(
+                Problem("search.server", where, str(failure), fix=fix)
+            ) from failure

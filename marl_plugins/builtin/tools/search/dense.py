@@ -46,9 +46,13 @@ class DenseIndex:
         import numpy as np
 
         with self._lock:
-            vectors = np.asarray(self._embed(texts), dtype=np.float32)
+            answer = self._embed(texts)
+        try:
+            vectors = np.asarray(answer, dtype=np.float32)
+            got = f"an array of shape {vectors.shape} for {len(texts)} texts"
+        except (TypeError, ValueError) as error:
+            vectors, got = np.zeros(0), f"no array of numbers ({error})"
         if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
-            got = f"{len(texts)} texts gave an array of shape {vectors.shape}"
             expected = "a vector of finite numbers for each"
             raise ConfigurationError(
                 Problem("search.embeddings", at(key="tools.search.embed"), got, expected)
