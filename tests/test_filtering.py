@@ -11,7 +11,13 @@ from refusals import refused
 from simulated import make_trajectory
 from simulated_session import killed_after, recorded, run_planned
 
-from marl_plugins.builtin.filtering import FilteringPart, TaskStream, score, teaches_nothing
+from marl_plugins.builtin.filtering import (
+    FilteringPart,
+    TaskStream,
+    marl_exchange,
+    score,
+    teaches_nothing,
+)
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.recipe.tasks import epoch_order
 from marl_plugins.core.trajectory import Task
@@ -91,6 +97,15 @@ def test_the_data_goes_on_in_another_order_and_no_task_is_taken_twice_in_a_step(
 def test_a_task_is_kept_where_the_mean_lies_strictly_within_the_range(outcomes, low, high, nothing):
     run, _ = run_of(low=low, high=high)
     assert teaches_nothing(samples(TASKS[0], outcomes), run) == nothing
+
+
+def test_forks_leave_with_their_task_and_do_not_keep_it():
+    run, _ = run_of()
+    poor, good = samples(TASKS[0], [0.0, 0.0, 1.0]), samples(TASKS[1], [0.0, 1.0, 1.0])
+    poor[2].forked = good[2].forked = ("a.1", 0)
+    left = []
+    exchange = SimpleNamespace(leave_out=lambda t, reason: left.append(t))
+    assert marl_exchange([*poor, *good], run, exchange) == good and left == poor
 
 
 def test_by_a_role_its_scores_count_or_else_its_outcome():

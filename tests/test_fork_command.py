@@ -25,6 +25,7 @@ from marl_plugins.commands.fork.originals import check_tools, with_weights
 from marl_plugins.commands.fork.scan import account, bootstrap, pearson
 from marl_plugins.commands.fork.shown import add_to_report, lines_of, scan_lines
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.tools import Tool
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.records.intervals import (
@@ -176,8 +177,13 @@ def run(tmp_path_factory):
     words = ["--max_steps=2", "--eval.steps=2", "--rollout.batch_size=4", "--train.batch_size=4"]
     words += ["--rollout.n_samples_per_prompt=2"]
     words += [f"--ckpt.output_dir={folder}", f"--ckpt.path={folder / 'checkpoints'}"]
-    plan = planned("mathchat/tiny.yaml", *words)
-    record_start(plan, ["--recipe", "mathchat/tiny.yaml", *words], 0)
+    recipe = folder.parent / "mathchat"
+    shutil.copytree(recipes_root() / "mathchat", recipe)
+    problems = (recipe / "problems.py").read_text()
+    few = problems.replace("4000 if", "40 if").replace("else 400)", "else 8)")
+    (recipe / "problems.py").write_text(few)
+    plan = planned("tiny.yaml", *words, folder=recipe)
+    record_start(plan, ["--recipe", str(recipe / "tiny.yaml"), *words], 0)
     run_planned(plan)
     for name, args in SimulatedSession(plan).args.items():
         (folder / name).symlink_to(args.actor.model_name_or_path)
