@@ -47,7 +47,10 @@ def check_cluster(run: Run | None) -> list[Finding]:
     try:
         ray.init(log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, ValueError) as error:  # no HOST:PORT, or `auto` where there is none
-        got, fix = f"RAY_ADDRESS {os.environ['RAY_ADDRESS']}: {error}", "it is HOST:PORT of a cluster"
+        got, fix = (
+            f"RAY_ADDRESS {os.environ['RAY_ADDRESS']}: {error}",
+            "it is HOST:PORT of a cluster",
+        )
         raise ConfigurationError(Problem("devices.ray", got=got, fix=fix)) from error
     with ExitStack() as stack:
         stack.callback(ray.shutdown)
