@@ -46,12 +46,12 @@ def check_cluster(run: Run | None) -> list[Finding]:
 
     try:
         ray.init(log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError) as error:  # no HOST:PORT, or `auto` where there is none
+    except (ConnectionError, ValueError) as failure:  # no HOST:PORT, or `auto` where there is none
         got, fix = (
-            f"RAY_ADDRESS {os.environ['RAY_ADDRESS']}: {error}",
+            f"RAY_ADDRESS {os.environ['RAY_ADDRESS']}: {failure}",
             "it is HOST:PORT of a cluster",
         )
-        raise ConfigurationError(Problem("devices.ray", got=got, fix=fix)) from error
+        raise ConfigurationError(Problem("devices.ray", got=got, fix=fix)) from failure
     with ExitStack() as stack:
         stack.callback(ray.shutdown)
         handles = stack.enter_context(nodes.processes_on_nodes())
