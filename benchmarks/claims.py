@@ -59,6 +59,9 @@ COMMANDS = {
         *(f"learning {system} --arms trained frozen" for system in ("extract", "reflect")),
     ],
     "A graph of cases": ["learning task_graph --arms trained frozen"],
+    "Two tasks of Sandbox-RL": [
+        f"learning {s} --arms trained frozen" for s in ("trading", "spread")
+    ],
     "Peers that share their attempts": [
         "learning swarm --arms trained frozen",
         f"learning swarm --arms trained async async_token {SEEDS}",

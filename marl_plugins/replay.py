@@ -176,7 +176,7 @@ async def marl_exchange(
     for t in (
         t
         for t in [*earlier, *trajectories]
-        if not t.infrastructure_failure and not t.origin and not t.forked and t.actions
+        if t.is_original and not t.infrastructure_failure and t.actions
     ):
         buffer.groups.setdefault((t.step, t.task.id), []).append(t)
     recent = [(key, group) for key, group in buffer.groups.items() if step - o.staleness <= key[0]]

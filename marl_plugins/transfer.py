@@ -94,7 +94,7 @@ async def marl_exchange(
     transferred.clear()
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for t in trajectories:
-        if not t.origin and not t.infrastructure_failure:
+        if t.is_original and not t.infrastructure_failure:
             groups[t.task.id].append(t)
     members = {name for team in run.recipe.populations.values() for name in team}
     for member in sorted(

@@ -231,12 +231,17 @@ TRAINED = [
     *(f"kuhn_poker --arms {arm}" for arm in (*kuhn_poker.ARMS, *kuhn_poker.POPULATIONS)),
     *(f"laptop learn mails --arms {arm}" for arm in laptop.ARMS),
     "laptop time mathchat",
-    *(f"learning {system} --arms trained" for system in learning.SYSTEMS),
+    *(
+        f"learning {system} --arms trained"
+        for system in learning.SYSTEMS
+        if system != "environments"
+    ),
     *(f"learning swarm --arms {arm}" for arm in learning.ANY_SYSTEM),
     *(f"learning merchant --arms {arm}" for arm in ("outcome", "rare_trained", "rare_outcome")),
     *(f"swarm --arms {arm!r}" for arm in swarm.ARMS if arm != "stronger"),
 ]
-"""Benchmarks that train, with each of their arms: their first run."""
+"""Benchmarks that train, with each of their arms: their first run. The system `environments` needs
+the packages of a hub in a Python of its own."""
 WITH_OUT = (
     "credit",
     "curriculum",

@@ -7,6 +7,8 @@ import json
 import math
 import re
 import shutil
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -19,10 +21,12 @@ from simulated_session import SimulatedSession, run_planned
 
 from marl_plugins.cli import main
 from marl_plugins.commands.fork.effects import Arm, Effect
-from marl_plugins.commands.fork.originals import check_tools
+from marl_plugins.commands.fork.originals import check_tools, with_weights
 from marl_plugins.commands.fork.scan import account, bootstrap, pearson
+from marl_plugins.commands.fork.shown import add_to_report, lines_of, scan_lines
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tools import Tool
+from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.records.intervals import (
     correlation_of_pairs,
     difference,
@@ -126,7 +130,8 @@ def test_the_smallest_effect_is_one_that_shows():
     assert made([1.0], [1.0] * 32, fixed=True).smallest < 0.1
 
 
-def test_a_scan_finds_the_correlation_that_is_there():
+def test_a_scan_finds_the_correlation_that_is_there(monkeypatch):
+    monkeypatch.setattr("marl_plugins.commands.fork.scan.RESAMPLES", 300)
     draw = np.random.default_rng(1)
     truth = draw.uniform(-0.8, 0.8, 120)
     effects = []
@@ -168,34 +173,62 @@ def test_the_bootstrap_is_over_trajectories():
 def run(tmp_path_factory):
     """A run of two steps with an evaluation, as it leaves its folder."""
     folder = tmp_path_factory.mktemp("fork") / "run"
-    words = ["--max_steps=2", "--eval.steps=2", "--rollout.batch_size=8", "--train.batch_size=8"]
+    words = ["--max_steps=2", "--eval.steps=2", "--rollout.batch_size=4", "--train.batch_size=4"]
+    words += ["--rollout.n_samples_per_prompt=2"]
     words += [f"--ckpt.output_dir={folder}", f"--ckpt.path={folder / 'checkpoints'}"]
     plan = planned("mathchat/tiny.yaml", *words)
     record_start(plan, ["--recipe", "mathchat/tiny.yaml", *words], 0)
     run_planned(plan)
-    for policy in plan.run.policies:
-        source = SimulatedSession(plan).args[policy.name].actor.model_name_or_path
-        (folder / policy.name).symlink_to(source)
+    for name, args in SimulatedSession(plan).args.items():
+        (folder / name).symlink_to(args.actor.model_name_or_path)
     return folder
 
 
+class Plans(dict):
+    """Plans by their words, with their plugins started: that takes most of the command's time."""
+
+    def __init__(self, loop, stack):
+        self.loop, self.stack = loop, stack
+
+    def __missing__(self, words):
+        self[words] = plan = build_plan(words)
+        self.stack.enter_context(plugins_started(self.loop, plan, "evaluate"))
+        return plan
+
+
+@pytest.fixture(scope="module")
+def plans():
+    with asyncio.Runner() as loop, ExitStack() as stack:
+        yield Plans(loop, stack)
+
+
 @pytest.fixture
-def fork(run, monkeypatch, capsys):
+def fork(run, plans, monkeypatch, capsys):
     """Calls the command on the run, its engines simulated; its exit code, and what it printed."""
 
     def with_simulated(plan, display, work, begun, needs_tasks=False):
-        with asyncio.Runner() as loop, plugins_started(loop, plan, "evaluate"):
-            session = SimulatedSession(plan, begun)
-            session.start()
-            return loop.run(work(session))
+        session = SimulatedSession(plan, begun)
+        session.start()
+        return plans.loop.run(work(session))
 
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cpu")
     monkeypatch.setattr("marl_plugins.commands.fork.command.with_engines", with_simulated)
+    monkeypatch.setattr("marl_plugins.commands.fork.scan.RESAMPLES", 200)
+    monkeypatch.setattr(
+        "marl_plugins.commands.fork.command.build_plan", lambda words: plans[tuple(words)]
+    )
+
+    def files(*words):
+        mine = {"report.md"} if "--report" in words else set()
+        return {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.name not in mine}
 
     def call(*words):
-        before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+        before = files(*words)
         code = main(["fork", str(run), *words])
-        assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+        for plan in plans.values():  # those of the next call have no recorded tools
+            if plan.plugins.manager.has_plugin("openrlhf fork"):
+                plan.plugins.manager.unregister(name="openrlhf fork")
+        assert files(*words) == before
         said = capsys.readouterr()
         return code, said.out, said.err
 
@@ -226,35 +259,52 @@ def test_an_action_is_forked_and_the_forks_stand_beside_their_original(run, fork
         assert main(["inspect", str(source), "--html", str(page)]) == 0
         (packed,) = re.findall(r'id="index">(.+?)</script>', page.read_text())
         assert json.loads(gzip.decompress(base64.b64decode(packed)))["fork"] == command
-    code, out, _ = fork(*words)
-    assert code == 0 and "what this action caused: +0.00" in out
 
 
 def test_own_words_are_the_recorded_arm(run, fork, tmp_path):
     t, named = one(run)
     file = tmp_path / "forks.jsonl"
     words = (*named, "--action", f"{t.actions[0].role}.1", "--say", t.actions[0].text)
-    assert fork(*words, "-n", "3", "--to", str(file))[0] == 0
+    code, out, _ = fork(*words, "-n", "3", "--to", str(file))
+    assert code == 0 and "what this action caused: +0.00" in out
     _, *forks = RunReader(file).trajectories()
     ids = [[(a.path, a.generation.ids) for a in f.actions] for f in forks]
     assert ids[:3] == ids[3:] and len(ids) == 6
 
 
-def test_all_actions_a_scan_and_an_evaluation(run, fork):
+def test_all_actions_and_an_evaluation(run, fork):
     t, named = one(run)
     code, out, _ = fork(*named, "--all", "-n", "2", "--json")
     said = json.loads(out)
     assert code == 0 and [e["action"] for e in said["effects"]] == [a.path for a in t.actions]
     assert all(0 <= e["p"] <= e["p_adjusted"] <= 1 for e in said["effects"])
-    assert fork(*named, "--all", "-n", "2")[1].count("what this action caused") == len(t.actions)
-    code, out, _ = fork("--scan", "8", "-n", "2", "--json")
-    assert code == 0 and json.loads(out)["scan"]["all"]["actions"] == 8
-    assert "reliability" in fork("--scan", "8", "-n", "2")[1]
+    lines = [line for effect in said["effects"] for line in lines_of(effect)]
+    assert sum("what this action caused" in line for line in lines) == len(t.actions)
     t, named = one(run, "eval")
     code, out, _ = fork(
         *named, "--evaluations", "--action", t.actions[-1].path, "-n", "2", "--json"
     )
     assert code == 0 and json.loads(out)["effects"][0]["arms"]["as recorded"]["fixed"]
+
+
+def test_a_scan_and_its_place_in_the_report(run, fork):
+    report = run / "report.md"
+    report.write_text("# The run\n\nIts end.\n")
+    try:
+        code, out, _ = fork("--scan", "8", "-n", "2", "--json", "--report")
+        account = json.loads(out)["scan"]
+        assert code == 0 and account["all"]["actions"] == 8
+        first = report.read_text()
+        for line in scan_lines(account):
+            assert f"    {line}\n" in first
+        assert (
+            first.startswith("# The run\n\nIts end.\n\n## ")
+            and "8 actions, drawn at random from step 2:" in first
+        )
+        add_to_report(report, "Another one.", account)
+        assert report.read_text().count("## ") == 1 and "8 actions" not in report.read_text()
+    finally:
+        report.unlink()
 
 
 def test_recorded_answers_of_tools_make_no_calls(run, fork):
@@ -300,6 +350,8 @@ def test_a_tool_with_effects_outside_is_not_called_again():
         (["--all", "--to", "/no/folder/x.jsonl"], "a folder that exists"),
         (["--action", "solver.1", "--say-file", "/no/file"], "--say-file: cannot be read"),
         (["--scan", "100000"], "actions with a score"),
+        (["--scan", "4", "--report"], "a run that has finished"),
+        (["--all", "--report"], "a run that has finished"),
         ([], "expected --action"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
@@ -312,13 +364,13 @@ def test_bad_input_is_refused_with_its_reason(run, fork, words, why):
 
 def test_control_tokens_and_nothing_are_words_like_others(run, fork):
     _, named = one(run)
-    for text in ("", "<|im_end|>", "</s>"):
+    for text in ("", "<|im_end|></s>"):
         code, out, _ = fork(*named, "--action", "solver.1", "--say", text, "-n", "2", "--json")
         assert code == 0 and json.loads(out)["effects"][0]["arms"]["as said"]["said"] == {text: 2}
 
 
 @pytest.mark.usefixtures("fork")
-def test_a_run_whose_record_or_recipe_has_changed_is_refused(run, tmp_path):
+def test_a_run_whose_record_or_recipe_has_changed_is_refused(run, plans, tmp_path):
     _, named = one(run)
     moved = tmp_path / "moved"
     shutil.copytree(run, moved, symlinks=True)
@@ -328,9 +380,8 @@ def test_a_run_whose_record_or_recipe_has_changed_is_refused(run, tmp_path):
     def call():
         return main(["fork", *words])
 
-    assert call() == 0  # moved
     (moved / "trajectories.jsonl").write_text(lines[:-500])
-    assert call() == 0  # in progress, or cut
+    assert call() == 0  # moved, and in progress or cut
     record = next(json.loads(x) for x in lines.splitlines() if json.loads(x)["step"] == 2)
     edits = {
         "another task": lambda r: r.update(label="nothing"),
@@ -349,7 +400,18 @@ def test_a_run_whose_record_or_recipe_has_changed_is_refused(run, tmp_path):
     (moved / "trajectories.jsonl").write_text(lines)
     for prompt in moved.rglob("solver.md"):
         prompt.write_text("Otherwise: {problem}")
+    plans.clear()
     assert call() == 2
+
+
+def test_a_run_whose_agents_are_not_trained_has_no_weights():
+    """A coach may be all that it trains."""
+    of = planned("mathchat/tiny.yaml").run
+    frozen = replace(of, policies=tuple(replace(p, trainable=False) for p in of.policies))
+    for models, whose in ((None, "the recipe's own models"), ("0", "the recipe's own models")):
+        run, said = with_weights(frozen, SimpleNamespace(run="/nowhere", models=models), [])
+        assert said == whose
+        assert [p.model for p in run.policies] == [p.model for p in of.policies]
 
 
 def test_weights_are_those_that_sampled_it_where_they_are_kept(run, fork):

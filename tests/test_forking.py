@@ -188,7 +188,9 @@ class Forks(StepPart):
         for place, task in enumerate(self.step.planned(self.step.number)):
             group = [await self.step.trajectory(task, place, sample) for sample in range(2)]
             forks = [
-                await self.step.fork(t, t.actions[1].path, n) for t in list(group) for n in range(2)
+                await self.step.fork(t, t.actions[-1].path, n)
+                for t in list(group)
+                for n in range(2)
             ]
             group += forks
             yield group[::-1]

@@ -49,7 +49,8 @@ def test_a_process_for_which_there_was_no_memory_is_no_error_of_the_model():
         killed := not_started("solver", "some/model", death), RunEnded
     ) and reason in str(killed)
     processes = object.__new__(TrainingProcesses)
-    processes.policy, processes.silent = "solver", []
+    processes.policy, processes.silent, processes.where = "solver", [], []
+    processes.groups = {}
     assert str(run_ended_by(processes, "was synced", death)).endswith(reason)
 
 
@@ -82,7 +83,8 @@ def test_a_death_is_told_by_its_reason_whoever_met_it(wrapped):
         else death
     )
     processes = object.__new__(TrainingProcesses)
-    processes.policy, processes.silent = "solver", []
+    processes.policy, processes.silent, processes.where = "solver", [], []
+    processes.groups = {}
     assert str(run_ended_by(processes, "was synced", met)) == (
         "a training process of policy 'solver' died while the policy was synced: The actor died "
         "unexpectedly."

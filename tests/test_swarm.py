@@ -26,6 +26,7 @@ from planned_once import PlannedOnce
 from simulated import make_trajectory, without_seconds
 from simulated_run import SimulatedPolicy, simulated_trainer
 from test_exchange import Chat, recorded
+from test_forking import Forks
 
 from marl_plugins.core.exchange import RefusedRecord
 from marl_plugins.core.failures import ConfigurationError, RunPaused
@@ -132,6 +133,18 @@ def test_a_run_takes_groups_of_its_peers_and_the_numbers_add_up(tmp_path):
         origin.startswith("alice-") and step + 2 - int(origin.split()[-1]) in (0, 1, 2)
         for step, origin, *_ in taken
     )
+
+
+def test_forks_are_not_published(tmp_path):
+    shared = []
+    for name, parts in (("plain", []), ("forked", [lambda step: Forks(step, [])])):
+        trainer = peer(tmp_path / name, tmp_path / f"{name}-store", steps=1)
+        trainer.plugins.parts += parts
+        fit(trainer)
+        store = RecordStore(str(tmp_path / f"{name}-store"))
+        shared.append({n.key: unpacked(store.get(n)) for n in store.names()})
+    assert any("forked" in line for line in recorded(trainer, "trajectories.jsonl"))
+    assert len(shared[0]) == 4 and shared[0] == shared[1]
 
 
 @pytest.mark.parametrize("publish", [1.0, 0.5, 0.0])

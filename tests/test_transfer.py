@@ -9,6 +9,7 @@ from refusals import refused
 from simulated import make_trajectory
 from simulated_run import SimulatedPolicy, simulated_trainer
 from test_exchange import Chat
+from test_forking import Forks
 
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.policy import Policy
@@ -27,7 +28,12 @@ async def team(task, roles, tools):
 
 
 def trained(
-    folder, outcome=lambda t: float(t.sample == 0), frozen=(), plugins=(PLUGIN,), **options
+    folder,
+    outcome=lambda t: float(t.sample == 0),
+    frozen=(),
+    plugins=(PLUGIN,),
+    parts=(),
+    **options,
 ):
     """A run in which the policies p and q play the role a, and r plays b."""
     trainer = simulated_trainer(
@@ -55,6 +61,7 @@ def trained(
     members = session.cast.members
     members["a"] = tuple(RoleSpec("a", name, old.render, Chat(), old.sampling) for name in "pq")
     members["b"] = (dataclasses.replace(members["a"][0], name="b", policy="r"),)
+    trainer.plugins.parts += parts
     asyncio.run(trainer.fit(0))
     return trainer, list(RunReader(folder).trajectories(Filter(received=True)))
 
@@ -83,6 +90,20 @@ def test_only_good_groups_travel_and_none_to_a_frozen_member(tmp_path):
     assert not [t for t in trained(tmp_path / "bad", outcome=lambda t: 0.5)[1] if t.origin]
     frozen = [t.origin for t in trained(tmp_path / "frozen", frozen=("q",))[1] if t.origin]
     assert frozen and all(origin == "q to p" for origin in frozen)
+
+
+def test_forks_do_not_travel(tmp_path):
+    def outcome(t):
+        """No original is good, and every fork is."""
+        first = (t.step, t.task.id, t.sample) not in played
+        played.add((t.step, t.task.id, t.sample))
+        return 0.0 if first else 1.0
+
+    played = set()
+    parts = [lambda step: Forks(step, [])]
+    _, trajectories = trained(tmp_path, outcome=outcome, parts=parts)
+    assert sum(t.outcome for t in trajectories if t.forked) == 3 * 4 * 4
+    assert not [t for t in trajectories if t.origin]
 
 
 def test_without_groups_the_run_is_the_run_without_the_plugin(tmp_path):

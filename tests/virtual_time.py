@@ -12,9 +12,11 @@ import hashlib
 import selectors
 from collections import deque
 from types import SimpleNamespace
+from unittest import mock
 
 from ray.exceptions import RayActorError
 
+from marl_plugins.core import threads
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.engine.processes.engines import EngineProcess
 
@@ -51,9 +53,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return done
 
 
+class _AtOnce:
+    """In place of a thread (core/threads.py)."""
+
+    def __init__(self, target, **named):
+        self.start = target
+
+
 def run(coroutine):
     """What a coroutine returns on a virtual clock, and the seconds that passed there."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    at_once = mock.patch.object(threads, "threading", SimpleNamespace(Thread=_AtOnce))
+    with at_once, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(coroutine), runner.get_loop().time()
 
 

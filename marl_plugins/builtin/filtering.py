@@ -181,7 +181,7 @@ def marl_exchange(
 ) -> Sequence[Trajectory]:
     groups: dict[str, list[Trajectory]] = {}
     for t in trajectories:
-        if not t.origin:
+        if t.is_original:
             groups.setdefault(t.task.id, []).append(t)
     nothing = {task for task, samples in groups.items() if teaches_nothing(samples, run)}
     kept = []

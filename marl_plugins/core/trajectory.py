@@ -457,6 +457,12 @@ class Trajectory:
         return self.step == EVALUATION
 
     @property
+    def is_original(self) -> bool:
+        """Returns whether a step of this run has sampled all of it: it has not come from elsewhere,
+        and is no fork."""
+        return not self.origin and self.forked is None
+
+    @property
     def name(self) -> str:
         """`task/sample`, for messages; `task/origin:sample` where another run made it, and
         `task/sample/path:number` for a fork."""

@@ -273,7 +273,7 @@ def _like_taken(
     """The own trajectories of the groups that would be taken if they were another's."""
     from marl_plugins.swarm.taking import differ
 
-    own = [t for t in trajectories if not t.origin]
+    own = [t for t in trajectories if t.is_original]
     if options.sampler == "uniform":
         return own
     groups: dict[str, list[Trajectory]] = {}
@@ -328,7 +328,7 @@ def _publish(
     draw = random.Random(derive_seed(run.args.train.seed, "swarm.publish", exchange.step))
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
-        if not trajectory.infrastructure_failure and not trajectory.origin:
+        if trajectory.is_original and not trajectory.infrastructure_failure:
             groups.setdefault(trajectory.task.id, []).append(trajectory)
     published, lost, members = 0, 0, members_of(run)
     for task, group in groups.items():

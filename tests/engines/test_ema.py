@@ -12,7 +12,7 @@ import torch
 from engines.relay import Started, wait_until
 
 KEEPER = """
-    import json, os, psutil, signal
+    import contextlib, json, os, psutil, signal
     from pathlib import Path
     from marl_plugins import hookimpl
 
@@ -25,7 +25,8 @@ KEEPER = """
         record.write_text(json.dumps([[" ".join(p.cmdline()) for p in everyone], sorted(held)]))
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for process in everyone:
-                process.send_signal(number)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
         me.kill()
 
     @hookimpl(wrapper=True)

@@ -38,7 +38,7 @@ def every(folder):
             sessions.append(self)
 
     @contextlib.contextmanager
-    def here(run, debug, python):
+    def here(run, debug, python, *seen):
         cluster._check_devices(run)
         try:
             yield

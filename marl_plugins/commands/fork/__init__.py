@@ -29,10 +29,11 @@ def make_parser() -> UpstreamParser:
         allow_abbrev=False,
         usage="openrlhf fork RUN --step N --task ID [--sample N] --action ROLE.N [--say TEXT]\n"
         "       openrlhf fork RUN --step N --task ID [--sample N] --all\n"
-        "       openrlhf fork RUN --scan N [--step A:B]",
+        "       openrlhf fork RUN --scan N [--step A:B] [--report]",
         description="What would have come of other words: a recorded trajectory is said again up "
         "to one action, and goes on live from there, several times with its recorded words and "
-        "several times with others. Nothing is written into RUN. See openrlhf docs fork.",
+        "several times with others. Nothing is written into RUN, unless by --report. See openrlhf "
+        "docs fork.",
         epilog="Flags of openrlhf train change the engines, such as --vllm.num_engines 2.",
     )
     add = parser.add_argument
@@ -75,6 +76,7 @@ def make_parser() -> UpstreamParser:
         help="recorded: calls are not made, and answered from the record",
     )
     add("--to", type=Path, metavar="FILE", help="write originals and forks, for openrlhf inspect")
+    add("--report", action="store_true", help="of a scan: add what it prints to RUN's report.md")
     add("--json", action="store_true", help="print one JSON object")
     return parser
 
@@ -113,6 +115,8 @@ def check(options: argparse.Namespace) -> None:
         wrong = "--say is what one action says: --action ROLE.N"
     elif options.to and (options.to.is_dir() or not options.to.parent.is_dir()):
         wrong = f"--to {options.to}: expected a file in a folder that exists"
+    elif options.report and not (options.scan and (options.run / "report.md").is_file()):
+        wrong = "--report adds a scan (--scan N) to the report.md of a run that has finished"
     else:
         options.n = options.n or (SCANNED_FORKS if options.scan else FORKS)
         if options.say_file:

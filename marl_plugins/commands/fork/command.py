@@ -24,11 +24,12 @@ from marl_plugins.commands.fork.originals import (
     with_weights,
 )
 from marl_plugins.commands.fork.scan import account
-from marl_plugins.commands.fork.shown import lines_of, scan_lines, write
+from marl_plugins.commands.fork.shown import add_to_report, lines_of, scan_lines, write
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.records.display import Display
+from marl_plugins.engine.records.read import REPORT
 from marl_plugins.engine.records.run_folder import started_with
 from marl_plugins.engine.runtime.engines_only import with_engines
 from marl_plugins.engine.runtime.forking import said_again
@@ -101,15 +102,9 @@ async def forked(
         if not why
         for action in actions
     ]
-    with display.phase("forking", len(equal), announce=True) as tick:
-
-        async def effect(number: int) -> Effect:
-            original, action = equal[number]
-            done = await effect_of(original, action, options.n, words, free)
-            tick()
-            return done
-
-        return list(await asyncio.gather(*map(effect, range(len(equal))))), unlike
+    with display.phase("forking", 2 * options.n * len(equal), announce=True) as tick:
+        work = [effect_of(*each, options.n, words, free, tick) for each in equal]
+        return list(await asyncio.gather(*work)), unlike
 
 
 def show(
@@ -130,6 +125,14 @@ def show(
         "effects": of_all,
         **({"scan": account(effects)} if options.scan else {}),
     }
+    if options.report and result["scan"]:
+        steps = sorted(effect.original.step for effect in effects)
+        of = " to ".join(map(str, dict.fromkeys((steps[0], steps[-1]))))
+        about = (
+            f"{len(effects)} actions, drawn at random from step {of}: {options.n} forks of each "
+        )
+        about += f"arm, by {whose}."
+        add_to_report(options.run / REPORT, about, result["scan"])
     if options.json:
         print(json.dumps(result))
         return

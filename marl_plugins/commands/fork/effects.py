@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
@@ -185,6 +185,7 @@ async def effect_of(
     count: int,
     words: Generation | None,
     free: asyncio.Semaphore,
+    tick: Callable[[], None] = lambda: None,
 ) -> Effect:
     """Forks a trajectory at one action in both arms.
 
@@ -192,11 +193,14 @@ async def effect_of(
         count: Forks of each arm.
         words: What the action says in the second arm; None: it is sampled anew.
         free: Is held by every fork.
+        tick: Called when one has ended.
     """
 
     async def one(number: int, words: Generation | None) -> Trajectory:
         async with free:
-            return await fork(original, action.path, number, words, pairs=count)
+            ended = await fork(original, action.path, number, words, pairs=count)
+        tick()
+        return ended
 
     async def arm(name: str, first: int, words: Generation | None) -> Arm:
         begun = await one(first, words)

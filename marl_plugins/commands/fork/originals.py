@@ -157,7 +157,7 @@ def with_weights(
     step = options.models
     if step is None and len(versions) == 1:  # the one that has sampled all of it
         (step,) = map(str, versions)
-    if step == "0":
+    if step == "0" or (step is None and not trained):
         return players, "the recipe's own models"
     if step is not None and step.isdecimal():
         copies = {

@@ -16,6 +16,8 @@ from marl_plugins.engine.records.trajectory_record import to_record
 
 MOST_WORDS, WORD_CHARS = 4, 60
 """Different answers of an arm that are shown, and characters of each."""
+HEADING = "## Scores against effects"
+"""Of a scan in a run's report."""
 
 
 def lines_of(effect: Mapping[str, Any]) -> Iterator[str]:
@@ -54,6 +56,14 @@ def scan_lines(account: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             if of[name]:
                 count, mean = of[name]
                 yield f"{'':<12} {count:>7} {number(mean):>7}  {name.replace('_', ' ')}"
+
+
+def add_to_report(report: Path, about: str, account: Mapping[str, Mapping[str, Any]]) -> None:
+    """Puts a scan at the end of a run's report, in the place of an earlier one."""
+    before = report.read_text("utf-8").partition(HEADING)[0].rstrip()
+    table = "\n".join(f"    {line}" for line in scan_lines(account))
+    how = "How to read it: `openrlhf docs fork`."
+    replace_text(report, f"{before}\n\n{HEADING}\n\n{about} {how}\n\n{table}\n")
 
 
 def value_and_bounds(value: Any) -> str:

@@ -285,11 +285,11 @@ def run_ended_by(processes: TrainingProcesses, doing: str, error: Death | RayTas
         )
     reason = str(raised_by(error)).splitlines()[0]
     known = zip(processes.handles(), processes.where, strict=False)
-    places = {handle._actor_id.hex(): str(place) for handle, place in known}
-    place = places.get(getattr(error, "actor_id", None) or "")
+    places = {h._actor_id.hex(): f" (process {p.pid} on {p.host})" for h, p in known}
+    place = places.get(getattr(error, "actor_id", None) or "", "")
     return RunEnded(
-        f"a training process of policy {processes.policy!r}{f' ({place})' if place else ''} died "
-        f"while the policy {doing}: {reason}"
+        f"a training process of policy {processes.policy!r}{place} died while the policy {doing}: "
+        f"{reason}"
     )
 
 

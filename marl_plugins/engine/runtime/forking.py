@@ -82,7 +82,7 @@ def unforkable(trajectory: Trajectory) -> str:
     """Returns why a trajectory is no original of forks; empty where it is one."""
     if trajectory.infrastructure_failure:
         return f"was lost ({trajectory.infrastructure_failure})"
-    if trajectory.origin or trajectory.forked:
+    if not trajectory.is_original:
         return "was not sampled as a whole by a step of this run"
     return ""
 
