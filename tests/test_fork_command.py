@@ -353,6 +353,8 @@ def test_a_tool_with_effects_outside_is_not_called_again():
         (["--action", "solver.1", "--models", "7"], "no copies of step 7"),
         (["--action", "solver.1", "--models", "/nowhere"], "no weights"),
         (["--all", "--say", "x"], "what one action says"),
+        (["--all", "--to", "/no/folder/x.jsonl"], "a folder that exists"),
+        (["--action", "solver.1", "--say-file", "/no/file"], "--say-file: cannot be read"),
         (["--scan", "100000"], "actions with a score"),
         (["--scan", "4", "--report"], "a run that has finished"),
         (["--all", "--report"], "a run that has finished"),

@@ -27,6 +27,7 @@ OTHERS = ("from_openrlhf.md", "marti.md", "patches.md", "compatibility.md", "dec
 TABLES = ("flags.md",)
 """Made from the code, and tested with it."""
 FOREIGN = {
+    "clear",
     "logdir",
     "tool-call-parser",
     "cpus-per-task",
@@ -38,7 +39,8 @@ FOREIGN = {
     "pdb",
     "pid",
 }
-"""Flags of other programs: TensorBoard's, vLLM's server's, Slurm's, SkyPilot's, pytest's, py-spy's."""
+"""Flags of other programs: TensorBoard's, vLLM's server's, Slurm's, SkyPilot's, pytest's, py-spy's,
+uv's."""
 
 
 def pages(*without):
@@ -59,6 +61,7 @@ def flags():
         p
         for f in ("marl_plugins", "benchmarks", "examples", "recipes")
         for p in (ROOT / f).rglob("*.py")
+        if "venv" not in p.parts  # of recipes/environments
     ):
         found |= set(re.findall(r"--([a-z][\w.-]*\w)", path.read_text()))
     found |= {flag for plugin in ("reinforce_pp", "groups", "gae") for flag in scope_flags(plugin)}

@@ -300,7 +300,8 @@ def users():
     """The files that are to import the public names alone: recipes, examples and named plugins;
     each with its plugin."""
     for folder in ("recipes", "examples", "tests/recipes"):
-        yield from ((path, "") for path in sorted((PACKAGE.parent / folder).rglob("*.py")))
+        files = sorted((PACKAGE.parent / folder).rglob("*.py"))
+        yield from ((path, "") for path in files if "venv" not in path.parts)  # of environments
     plugins = {name.removeprefix("marl_plugins.") for name in SHIPPED}
     for file, path in FILES.items():
         part = file.split("/")[0].removesuffix(".py")

@@ -97,7 +97,10 @@ def main() -> None:
     else:
         from benchmarks.arena.games import games
 
-        names = options.games or [game.name for game in games()]
+        known = [game.name for game in games()]
+        names = options.games or known
+        if unknown := set(names) - set(known):
+            parser.error(f"--games: there is no {sorted(unknown)}; one of {known}")
         sizes = options.repetitions, options.steps, options.seeds
         if options.quick:
             names, sizes = ["vote", "graph", "pair"], (20, 3, 1)

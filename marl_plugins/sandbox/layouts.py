@@ -40,6 +40,8 @@ def asserts_of(tests: Any, name: str = "") -> list[str]:
     if isinstance(tests, str):
         tests = _unpacked(tests)
     if isinstance(tests, str):
+        if "assert" not in tests:  # it would pass no program, or every one
+            raise ValueError("a text of tests is neither JSON nor asserts")
         return [tests]
     if isinstance(tests, Mapping) and "inputs" in tests:
         pairs = zip(tests["inputs"], tests["outputs"], strict=True)

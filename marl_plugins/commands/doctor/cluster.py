@@ -44,7 +44,14 @@ def check_cluster(run: Run | None) -> list[Finding]:
 
     from marl_plugins.engine.processes import nodes
 
-    ray.init(log_to_driver=False, logging_level="ERROR")
+    try:
+        ray.init(log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError) as failure:  # no HOST:PORT, or `auto` where there is none
+        got, fix = (
+            f"RAY_ADDRESS {os.environ['RAY_ADDRESS']}: {failure}",
+            "it is HOST:PORT of a cluster",
+        )
+        raise ConfigurationError(Problem("devices.ray", got=got, fix=fix)) from failure
     with ExitStack() as stack:
         stack.callback(ray.shutdown)
         handles = stack.enter_context(nodes.processes_on_nodes())

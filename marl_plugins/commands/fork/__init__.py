@@ -15,7 +15,7 @@ from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least, step_range
-from marl_plugins.core.problems import Problem
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 
 FORKS, SCANNED_FORKS = 32, 8
@@ -113,6 +113,8 @@ def check(options: argparse.Namespace) -> None:
         wrong = "one trajectory is of one step: --step N"
     elif not options.action and (options.say is not None or options.say_file):
         wrong = "--say is what one action says: --action ROLE.N"
+    elif options.to and (options.to.is_dir() or not options.to.parent.is_dir()):
+        wrong = f"--to {options.to}: expected a file in a folder that exists"
     elif options.report and not (options.scan and (options.run / "report.md").is_file()):
         wrong = "--report adds a scan (--scan N) to the report.md of a run that has finished"
     else:
@@ -122,7 +124,7 @@ def check(options: argparse.Namespace) -> None:
                 options.say = options.say_file.read_text("utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigurationError(
-                    Problem("fork.say", got=f"{options.say_file}: {error}", flags=("say-file",))
+                    Problem("fork.say", at(flag="say-file"), f"cannot be read: {error}")
                 ) from None
         return
     raise ConfigurationError(Problem("fork.flags", got=wrong))

@@ -97,7 +97,8 @@ def scanned(reader: RunReader, options: argparse.Namespace) -> list[Choice]:
     ]
     if len(pool) < options.scan:
         got = f"there are {len(pool)} actions with a score"
-        raise ConfigurationError(Problem("fork.scan", HERE, got, fix="--step A:B for more steps"))
+        fix = "--step A:B for more steps; a coach or a grader of actions gives scores"
+        raise ConfigurationError(Problem("fork.scan", HERE, got, fix=fix))
     by_trajectory: dict[Trajectory, list[Action]] = {}
     for number in sorted(random.Random(0).sample(range(len(pool)), options.scan)):
         trajectory, action = pool[number]

@@ -48,7 +48,7 @@ class DenseIndex:
         with self._lock:
             answer = self._embed(texts)
         try:
-            vectors = np.asarray(answer, dtype=np.float32)
+            vectors: ndarray[Any, Any] = np.asarray(answer, dtype=np.float32)
             got = f"an array of shape {vectors.shape} for {len(texts)} texts"
         except (TypeError, ValueError) as error:
             vectors, got = np.zeros(0), f"no array of numbers ({error})"
