@@ -197,6 +197,12 @@ def test_a_wrong_section(recipe, env, code):
     assert code in problems(recipe(env))
 
 
+def test_a_grader_beside_it(recipe, tmp_path):
+    (tmp_path / "grader.py").write_text("def score(trajectory): return 0.0\n")
+    file = recipe({"textarena": "Count-v0"}, grader="grader.py")
+    assert "env.pointless" in problems(file)
+
+
 def test_data_beside_an_environment_are_refused(recipe):
     path = recipe({"textarena": "Count-v0"})
     path.write_text(path.read_text().replace("flags:", "flags:\n  eval.dataset: tasks.jsonl"))

@@ -209,6 +209,7 @@ def wrong_section(config: EnvConfig, run: Run) -> Iterator[Problem]:
     of_games = {"conversation", "invalid", "seconds"} if config.verifiers else set[str]()
     idle = config.model_fields_set & (of_games | (set() if config.openenv else {"show"}))
     keys = [f"env.{name}" for name in sorted(idle)]
+    keys += [key for key in ("tasks", "grader") if getattr(run.recipe, key)]
     for name, texts in run.recipe.roles.items() if config.verifiers else ():
         keys += [f"roles.{name}.{key}" for key in ("prompt", "system") if getattr(texts, key)]
     for key in keys:
