@@ -364,13 +364,17 @@ def copy(name: str, folder: Path) -> int:
 
 
 def _not_copied(folder: str, names: list[str]) -> set[str]:
-    """Returns the entries of a folder that are no part of a recipe: caches of Python, folders that
-    runs have written, and the answers that a shipped recipe's grader is held to."""
+    """Returns the entries of a folder that are no part of a recipe: caches and environments of
+    Python, folders that runs have written, and the answers that a shipped recipe's grader is held
+    to."""
     omitted = {"__pycache__"}
     if recipes_root() in Path(folder).resolve().parents:
         omitted.add("answers.py")
     return {
-        name for name in names if name in omitted or (Path(folder) / name / COMMAND_FILE).is_file()
+        name
+        for name in names
+        if name in omitted
+        or any((Path(folder) / name / file).is_file() for file in (COMMAND_FILE, "pyvenv.cfg"))
     }
 
 
