@@ -91,6 +91,10 @@ def test_rewards_are_those_of_transformers_and_do_not_depend_on_company(scorer):
 def test_a_process_that_dies_pauses_the_run(scorer):
     """Last: nothing is scored afterwards."""
     ray.kill(scorer.group._actor_handlers[1])
+
+    async def scored():
+        for _ in range(1000):  # some may be, until the signal has arrived
+            await scorer.outcome(trajectories()[1])
+
     with pytest.raises(RunPaused):
-        for _ in range(1000):  # some may be scored until the signal has arrived
-            asyncio.run(scorer.outcome(trajectories()[1]))
+        asyncio.run(scored())
