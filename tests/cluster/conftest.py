@@ -18,3 +18,18 @@ def _possible():
 
     if reason := missing():
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """The file system that the machines share."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def net(shared):
+    """Three machines."""
+    from cluster.machines import network
+
+    with network(3, kept=[shared]) as made:
+        yield made

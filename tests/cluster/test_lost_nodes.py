@@ -4,8 +4,7 @@ resumed as if nothing had been."""
 import re
 import threading
 
-import pytest
-from cluster.machines import ENVIRONMENT, PYTHON, ROOT, network, start_ray
+from cluster.machines import ENVIRONMENT, PYTHON, ROOT, start_ray
 from cluster.test_nodes import alone, trained
 
 
@@ -16,17 +15,6 @@ def words(folder, *more):
         *("--ckpt.output_dir", f"{folder}/out", "--ckpt.path", f"{folder}/checkpoints"),
         *("--ckpt.save_steps", "1", "--ckpt.max_num", "20", *more),
     ]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    return tmp_path_factory.mktemp("shared")
-
-
-@pytest.fixture(scope="module")
-def net(shared):
-    with network(3, kept=[shared]) as made:
-        yield made
 
 
 def followed(machine, shared, until, then, *command):

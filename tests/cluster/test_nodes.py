@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import pytest
-from cluster.machines import ENVIRONMENT, PYTHON, ROOT, in_network, network, start_ray
+from cluster.machines import ENVIRONMENT, PYTHON, ROOT, in_network, start_ray
 
 RANKS = ["--mapping", "shared", "--actor.num_nodes", "3", "--ckpt.save_steps", "1"]
 """One policy on four devices, of which each of two machines has two."""
@@ -23,18 +23,6 @@ def words(folder, *more):
         *("--eval.steps", "-1", "--ckpt.output_dir", f"{folder}/out"),
         *("--ckpt.path", f"{folder}/checkpoints", *RANKS, *more),
     ]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """The file system that the machines share."""
-    return tmp_path_factory.mktemp("shared")
-
-
-@pytest.fixture(scope="module")
-def net(shared):
-    with network(3, kept=[shared]) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
