@@ -112,7 +112,10 @@ def note(run: Run, policy: str, kind: str, process: Mapping[str, Any], **more: b
 
 
 def off(policy: str, got: str) -> ConfigurationError:
-    fix = "leave out the plugin: without it records say what repeats (openrlhf docs resume)"
+    fix = (
+        "--balance.in_flight 1 gives each engine one request at a time; or leave out the plugin: "
+        "without it records say what repeats (openrlhf docs resume)"
+    )
     return ConfigurationError(
         Problem(
             "determinism.off", at(plugin="marl_plugins.determinism", policy=policy), got, fix=fix

@@ -38,7 +38,8 @@ from marl_plugins.engine.plan.plan import Plan
 OPERATIONS_PER_SECOND, BYTES_PER_SECOND = 990e12 / 3, 3.35e12 / 2
 """A second on an H100: a third of its bfloat16 peak, half of its memory's bandwidth."""
 STORE_BYTES_PER_SECOND = 2.3e9
-"""A policy's weights from the device to Ray's store, from there to an engine, and to its device."""
+"""A policy's weights from the device to Ray's store, from there to an engine, and to its device;
+2.2e9 on an H200 (docs/gpu_results.md, `ways`)."""
 ASSUMES = (
     "H100 at a third of its peak and half of its bandwidth; every answer as long as it may be; "
     "bfloat16 and Adam; without "
