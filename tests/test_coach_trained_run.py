@@ -8,7 +8,7 @@ from types import MethodType, SimpleNamespace
 import numpy
 import pytest
 from openai_server import verdict
-from simulated import CharacterChat
+from simulated import CharacterChat, make_trajectory
 from simulated_run import SimulatedPolicy, simulated_trainer
 
 from marl_plugins import coach
@@ -17,8 +17,8 @@ from marl_plugins.asking.askers import Askers
 from marl_plugins.coach.lessons import JudgeTraining
 from marl_plugins.coach.model import PROMPTS, Questions, read_prompt
 from marl_plugins.coach.state import CoachState
-from marl_plugins.coach.training import TrainedCoach, rewards
-from marl_plugins.core.run import EngineConnection, Run
+from marl_plugins.coach.training import JudgeAnswer, TrainedCoach, rewards
+from marl_plugins.core.run import Answer, EngineConnection, Run
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Sampling
 from marl_plugins.engine.runtime.questions import make_ask
@@ -264,3 +264,18 @@ def test_what_a_judge_has_said_waits_with_its_rollout_in_a_saved_step_too(tmp_pa
         [m[name] for name in judged] for m in told
     ]
     assert not second.run.state(CoachState).verdicts and not second.run.state(CoachState).said
+
+
+def test_what_was_said_of_a_fork_is_read_again():
+    """A fork has the place, sample and paths of its original."""
+    original, fork = (make_trajectory({"a": ()}) for _ in range(2))
+    fork.forked = ("a", 1)
+    state, step = CoachState(), SimpleNamespace(trajectories=[original, fork])
+    training = JudgeTraining(state, step)
+    for _, action in training.actions:
+        answer = Answer((1,), Generation((2,), (-0.5,), "stop", "judge", 3), "said")
+        state.said[action] = [JudgeAnswer("judge", action, answer, 0.5)]
+    before, record = dict(state.said), json.loads(json.dumps(training.record()))
+    state.said.clear()
+    training.restore(record)
+    assert state.said == before and len(before) == 2

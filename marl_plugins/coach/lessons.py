@@ -82,8 +82,8 @@ class JudgeTraining(JudgedRollout):
     def restore(self, record: Any) -> None:
         super().restore(record)
         actions = dict(self.actions)
-        for place, sample, path, answers in record["said"]:
-            action = actions[place, sample, path]
+        for *place, answers in record["said"]:
+            action = actions[tuple(place)]
             self.state.said[action] = [_answer_of(action, **answer) for answer in answers]
 
 
