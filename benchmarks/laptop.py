@@ -1,7 +1,7 @@
 """What a language model of 135 M parameters learns on a laptop, beside its controls:
 
     OMP_NUM_THREADS=2 python -m benchmarks.laptop learn [SYSTEM ...] --out FOLDER
-        [--seeds 0 1 2] [--arms full outcome frozen] [--steps 60] [--minutes 55]
+        [--seeds 0 1 2] [--arms full outcome frozen] [--steps 40] [--minutes 55] [--recorded]
     OMP_NUM_THREADS=2 python -m benchmarks.laptop time [SYSTEM] --out FOLDER [--steps 3]
     python -m benchmarks.laptop said FOLDER/RUN
 
@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.demo import points, watched
+from benchmarks.recorded import add_flag, restore
 from marl_plugins.engine.records.read import Filter, RunReader
 
 SYSTEMS = {
@@ -115,11 +116,18 @@ def over(seeds: Sequence[int], out: Path, system: str) -> str:
 
 def learn(options: argparse.Namespace) -> int:
     """Makes what is missing of all runs, and prints the table once they are there."""
+    for run in restore("laptop", options.out) if options.recorded else ():
+        print(f"recorded: {run}", file=sys.stderr)
     end = time.monotonic() + 60 * options.minutes
     for system, seed, arm in itertools.product(options.systems, options.seeds, options.arms):
         steps = FROZEN_STEPS if arm == "frozen" else options.steps
         done = options.out / f"{system}-{arm}-{seed}" / "bench.json"
-        reached = json.loads(done.read_text())["until"] if done.exists() else 0
+        found = json.loads(done.read_text()) if done.exists() else {"until": 0}
+        reached = found["until"]
+        if reached < steps and "recorded_at" in found:
+            sys.exit(
+                f"{done.parent.name} is recorded with {reached} steps, and nothing goes on there"
+            )
         for until in sorted({*range(PIECE, steps, PIECE), steps}):
             if until <= reached:
                 continue
@@ -219,8 +227,9 @@ def main() -> int:
         command.add_argument("--out", type=Path, default=Path("runs/bench-laptop"))
     learning.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     learning.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    learning.add_argument("--steps", type=int, default=60)
+    learning.add_argument("--steps", type=int, default=40)
     learning.add_argument("--minutes", type=float, default=55.0)
+    add_flag(learning)
     timing.add_argument("--steps", type=int, default=4)
     saying = commands.add_parser("said")
     saying.add_argument("run", type=Path)

@@ -98,7 +98,7 @@ def main() -> None:
         prog="python -m benchmarks.recorded", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("command", choices=["keep"])
-    parser.add_argument("name", choices=["demo", "dsbench", "learning", "swarm"])
+    parser.add_argument("name", choices=["demo", "dsbench", "laptop", "learning", "swarm"])
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     kept = keep(options.name, options.folder)

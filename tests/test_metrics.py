@@ -118,6 +118,11 @@ def test_in_a_zero_sum_game_each_role_has_a_mean_and_the_team_has_none():
     assert got["outcome/pro"] == got["outcome/con"] == 0.5 and "outcome/mean" not in got
 
 
+def test_a_team_of_which_one_is_always_right_and_one_never_has_a_mean():
+    found = game(*[{"reader": 1.0, "router": 0.0}] * 3)
+    assert held_out(found)["eval/outcome"] == summary(found, Ledger(1))["outcome/mean"] == 0.5
+
+
 # --- a step
 # --------------------------------------------------------------------------------------------------
 

@@ -223,18 +223,15 @@ def policy_outcome_metrics(
 
 
 def zero_sum(trajectories: Sequence[Trajectory]) -> bool:
-    """Returns whether one role's gain is another's loss: the outcomes add up to the same in every
-    trajectory, and differ between roles.
+    """Returns whether one role's gain is another's loss: outcomes differ from one trajectory to
+    another, and add up to the same in each.
 
-    Their mean over the roles is then the same whatever is learned.
+    Their mean over the roles is then the same whatever is learned. Roles of which one is always
+    right and another never are no game.
     """
-    outcomes = [t.outcomes.values() for t in trajectories if t.outcomes]
+    outcomes = [tuple(t.outcomes.values()) for t in trajectories if t.outcomes]
     sums = [sum(values) for values in outcomes]
-    return (
-        bool(sums)
-        and max(sums) - min(sums) < ROUNDING_ERROR
-        and any(max(v) - min(v) > ROUNDING_ERROR for v in outcomes)
-    )
+    return len({*outcomes}) > 1 and max(sums) - min(sums) < ROUNDING_ERROR
 
 
 def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, float]:
