@@ -24,8 +24,8 @@ from marl_plugins.engine.runtime.tiny_model import resolve
 
 pytestmark = pytest.mark.real
 FEW = ["--rollout.batch_size", "2", "--train.batch_size", "8", "--max_steps", "2"]
-RECIPE = "mathchat/laptop.yaml"
-POLICIES = ("planner", "answerer")
+RECIPE = "mails"
+POLICIES = ("reader", "router")
 TEMPERATURE = 0.7
 
 
@@ -36,12 +36,12 @@ def base():
 
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory):
-    """Eight problems: the recipe's 96 take minutes."""
+    """Eight mails: the recipe's 96 take minutes."""
     file = tmp_path_factory.mktemp("tasks") / "eval.jsonl"
-    problems = load_file(recipes_root() / "mathchat" / "problems.py")
+    mails = load_file(recipes_root() / "mails" / "mails.py")
     tasks = [
         {"id": t.id, "prompt": t.prompt, "label": t.label, **t.metadata}
-        for t in problems.generate("eval", 8)
+        for t in mails.generate("eval", 8)
     ]
     file.write_text("".join(json.dumps(task) + "\n" for task in tasks))
     return ["--eval.dataset", str(file)]
