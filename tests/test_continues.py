@@ -240,7 +240,7 @@ def thinking_engine(seed, thinks=0.5):
     return generate
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     shown=st.sampled_from([keeping, trimming, thinking_removed]),
