@@ -1,5 +1,4 @@
-"""What our service and SandboxFusion's server answer differently: the requests, and the table of
-docs/sandbox.md."""
+"""What our service and SandboxFusion's server answer differently."""
 
 import base64
 from collections.abc import Callable
@@ -12,8 +11,7 @@ class Difference:
     """A request, and whether an answer (HTTP status, JSON) is as either server's.
 
     Args:
-        ours, theirs: What each does, for the table.
-        minor: Not in the table.
+        ours, theirs: What each does.
     """
 
     name: str
@@ -22,7 +20,6 @@ class Difference:
     is_ours: Callable[[int, Any], bool]
     theirs: str
     is_theirs: Callable[[int, Any], bool]
-    minor: bool = False
 
 
 def refused(field):
@@ -57,7 +54,6 @@ DIFFERENCES = (
         lambda status, body: status == 404,
         "`/run_jupyter`, and data sets with `/submit`",
         lambda status, body: status == 200,
-        minor=True,
     ),
     Difference(
         "absolute paths",
@@ -79,15 +75,6 @@ DIFFERENCES = (
         prints("True\n"),
     ),
     Difference(
-        "names with line breaks",
-        {"code": "import os; print(os.path.exists('a\\nb'))", "files": {"a\nb": encoded("x")}},
-        "refused (422), as all that cannot be printed",
-        refused("files"),
-        "taken",
-        prints("True\n"),
-        minor=True,
-    ),
-    Difference(
         "links",
         {"code": "import os; os.symlink('/etc/hostname', 'a')", "fetch_files": ["a"]},
         "are no files: absent",
@@ -102,16 +89,6 @@ DIFFERENCES = (
         refused("files"),
         "what can be decoded of it",
         prints("\n"),
-        minor=True,
-    ),
-    Difference(
-        "a path that is a file and a folder",
-        {"code": "", "files": {"a": encoded("x"), "a/b": encoded("x")}},
-        "refused (422)",
-        refused("files"),
-        "SandboxError",
-        lambda status, body: body["status"] == "SandboxError",
-        minor=True,
     ),
     Difference(
         "more output than 192 KB",
@@ -128,7 +105,6 @@ DIFFERENCES = (
         prints("a\ufffd"),
         "the whole output is",
         lambda status, body: body["run_result"]["stdout"].startswith("[DecodeError]"),
-        minor=True,
     ),
     Difference(
         "the environment",
@@ -137,15 +113,6 @@ DIFFERENCES = (
         prints("False\n"),
         "the server's",
         prints("True\n"),
-    ),
-    Difference(
-        "the folder",
-        {"code": "import os; print(len(os.listdir('.')))"},
-        "holds the files that were sent",
-        prints("0\n"),
-        "holds the program too",
-        prints("1\n"),
-        minor=True,
     ),
     Difference(
         "what a program leaves running",
@@ -169,15 +136,6 @@ DIFFERENCES = (
         ),
     ),
     Difference(
-        "time that is none, or too long",
-        {"code": "", "run_timeout": 0},
-        "refused (422): above 0, and at most `--most_seconds`",
-        refused("run_timeout"),
-        "taken",
-        late,
-        minor=True,
-    ),
-    Difference(
         "memory without a limit",
         {"code": "import resource; print(resource.getrlimit(resource.RLIMIT_AS)[0] < 0)"},
         "`--most_memory_mb`, for all processes of a program together; a larger limit is refused "
@@ -186,30 +144,4 @@ DIFFERENCES = (
         "none; a limit is each process's address space",
         prints("True\n"),
     ),
-    Difference(
-        "tracebacks",
-        {"code": "1 / 0"},
-        "name the file `program.py`, without its lines",
-        lambda status, body: 'File "program.py"' in body["run_result"]["stderr"],
-        "name a file in `/tmp`, with its lines",
-        lambda status, body: "1 / 0" in body["run_result"]["stderr"],
-        minor=True,
-    ),
-    Difference(
-        "pytest",
-        {"code": "def test_it(): pass", "language": "pytest", "run_timeout": 60},
-        "quiet, without plugins",
-        lambda status, body: "test session starts" not in body["run_result"]["stdout"],
-        "as installed",
-        lambda status, body: "test session starts" in body["run_result"]["stdout"],
-        minor=True,
-    ),
 )
-
-
-def table():
-    """As Markdown."""
-    rows = [f"| {d.name} | {d.ours} | {d.theirs} |" for d in DIFFERENCES if not d.minor]
-    return "\n".join(
-        ["| | `openrlhf sandbox serve` | SandboxFusion's server |", "|---|---|---|", *rows]
-    )

@@ -1,15 +1,12 @@
 """What a person is told of a step: losses by cause, and where numbers go to standard output."""
 
 import json
-import re
-import time
 from collections import Counter
 
 import pytest
 from simulated import make_trajectory
 
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.engine.records import display as display_module
 from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.records.step_table import WIDTH_CHARS, StepTable
 
@@ -45,21 +42,6 @@ def test_a_step_says_one_line_per_cause_and_where_there_is_no_signal(capsys):
         "step 2: 1 of 4 actions without a score: coach_busy: no verdict: HTTP 429",
         "step 2: no signal: every advantage is 0, because no two rewards that are compared differ",
     ]
-
-
-@pytest.mark.parametrize(("total", "line"), [(40, r": 1 of 40, \d+ s\n"), (None, r": \d+ s\n")])
-def test_a_log_file_is_told_from_time_to_time_that_a_phase_lasts(capsys, monkeypatch, total, line):
-    monkeypatch.setattr(display_module, "SAID_EVERY_SECONDS", 0.01)
-    printed = ""
-    with Display(False).phase("starting engines", total, announce=True) as tick:
-        tick()
-        for _ in range(1000):
-            if re.search(rf"\d\d:\d\d:\d\d starting engines{line}", printed):
-                break
-            time.sleep(0.01)
-            printed += capsys.readouterr().out
-        else:
-            pytest.fail(printed)
 
 
 @pytest.mark.parametrize("count", [1, 8])

@@ -70,14 +70,10 @@ def test_a_data_set_is_a_case():
     [
         *(
             "binary_matrix",
-            "string_insertion",
-            "spiral_matrix",
-            "n_queens",
             "countdown",
-            "puzzle24",
             "propositional_logic",
         ),
-        *("polynomial_multiplication", "simple_integration", "intermediate_integration"),
+        *("polynomial_multiplication", "simple_integration"),
     ],
 )
 def test_no_answer_is_executed(name, tmp_path):
@@ -105,15 +101,10 @@ def test_no_answer_is_executed(name, tmp_path):
     ("name", "answer"),
     [
         *(
-            ("binary_matrix", "9**9**9**9"),
             ("countdown", "9**9**9**9"),
             ("binary_matrix", "[" * 10_000),
         ),
-        *(
-            ("propositional_logic", "\u2227" * 1000),
-            ("propositional_logic", "(" * 9000),
-            ("arc_1d", "1" * 10**6),
-        ),
+        *(("propositional_logic", "(" * 9000),),
     ],
 )
 def test_no_answer_keeps_the_grader_busy_or_raises(name, answer):

@@ -69,27 +69,6 @@ STATE: dict[str, str] = {
     "whole process while engines start",
 }
 """Module-level objects that change, and why."""
-CACHES = {
-    "core/foreign.py joining": "a copy of a tokenizer, by its content",
-    "grading/math_verify.py helper": "the process that runs math-verify, for all graders of this "
-    "process",
-    "grading/math_verify.py thread": "the thread that asks it",
-    "builtin/cases/gym.py _apart": "the sandbox with reasoning-gym, for all cases and graders of "
-    "this process",
-    "sandbox/levels.py examine": "what isolation this machine has: programs get the level that the "
-    "plan named",
-    "asking/marked_answers.py line_patterns": "compiled patterns",
-    "asking/exchange.py _trusted": "the certificates that are trusted",
-    "engine/hosts/upstream_cli.py upstream_root": "where a package is installed",
-    "engine/hosts/upstream_cli.py upstream_version": "the release that is installed",
-    "engine/hosts/upstream_cli.py _main_block": "a file's statements, compiled",
-    "engine/hosts/upstream_cli.py _hierarchize": "a function of upstream's",
-    "commands/doctor/versions.py read_pins": "a shipped file",
-    "commands/imports/options.py options": "a shipped file",
-    "engine/hosts/old_flags.py old_flags": "a shipped file",
-    "engine/plan/fingerprint.py _one_of": "compiled patterns",
-}
-"""Functions whose results are kept, and what these are: nothing that a run can change."""
 INDIRECT = {
     "__init__.py",
     "builtin/agents/launcher.py",
@@ -273,10 +252,6 @@ def test_there_is_no_circle():
         visit(module, [])
 
 
-def test_the_contract_imports_the_core_and_the_run_alone():
-    assert {room(name) for name in imported("core/hookspecs.py")} == {"core"}
-
-
 PUBLIC = {"grading", "sandbox", "asking", "contracts"}
 """Libraries, which recipes and plugins import beside what the package itself offers."""
 INSIDE = {
@@ -344,21 +319,6 @@ def test_the_public_names_are_few_and_lie_where_the_package_says():
         assert name in bound | {bound for bound, _ in module_names(tree)}, name
 
 
-def test_what_works_inside_says_so():
-    marked = {
-        f"{file.split('/')[0]}" if file.split("/")[0] in INSIDE else file
-        for file in FILES
-        if "# inside: " in FILES[file].read_text()
-    }
-    assert marked == INSIDE
-
-
-def test_nothing_is_global():
-    assert not [
-        f"{file}:{node.lineno}" for file, node in nodes_of_all() if isinstance(node, ast.Global)
-    ]
-
-
 def module_names(tree):
     """Names bound at the top of a module, with the value."""
     for node in tree.body:
@@ -415,19 +375,6 @@ def test_no_module_has_state():
     assert not {f"{file} {name}" for file in FILES for name in changing(file)} - STATE.keys()
 
 
-def test_only_what_a_run_cannot_change_is_cached():
-    cached = {
-        f"{file} {node.name}"
-        for file, node in nodes_of_all()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if any(
-            ast.unparse(d).split("(")[0].split(".")[-1] in ("cache", "lru_cache")
-            for d in node.decorator_list
-        )
-    }
-    assert not cached - CACHES.keys()
-
-
 def test_a_run_is_as_it_was_after_it_was_planned_rehearsed_and_described():
     """What the syntax cannot show: nobody changes the flags below a run through another name."""
     plan = build_plan(["--recipe", "mathchat/tiny.yaml"])
@@ -464,23 +411,6 @@ def test_only_the_plan_changes_a_run():
         and ".state(" not in ast.unparse(node)
     ]
     assert not changed
-
-
-def test_every_argument_of_a_test_is_used():
-    """What is parametrised and not used is not tested; a fixture that is there for what it does is
-    named by `usefixtures`."""
-    unused = [
-        f"{path.name}:{test.lineno} {test.name}: {argument.arg}"
-        for path in sorted(Path(__file__).parent.rglob("*.py"))
-        for test in ast.walk(ast.parse(path.read_text()))
-        if isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef)
-        and test.name.startswith("test_")
-        for argument in test.args.args
-        if argument.arg
-        not in {"self"}
-        | {node.id for line in test.body for node in ast.walk(line) if isinstance(node, ast.Name)}
-    ]
-    assert not unused
 
 
 def test_a_role_meets_its_policy_in_one_place():
