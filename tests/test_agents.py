@@ -558,35 +558,6 @@ def test_what_is_stated_is_in_the_path_and_what_is_derived_is_not():
     assert [a.derived for a in again.actions] == [a.derived for a in derived.actions]
 
 
-def test_a_program_that_states_nothing_repeats_whatever_the_delays(tmp_path):
-    text = """
-    def main(prompt):
-        plan = ask("a", prompt)["content"]
-        talk = [{"role": "user", "content": plan}]
-        for _ in range(2):
-            talk += [ask("b", *talk), {"role": "user", "content": "go on"}]
-        return ask("a", talk[-2]["content"])["content"]
-    """
-    workflow = program(tmp_path, text)
-
-    async def twice():
-        return [
-            [
-                await trajectory_of(
-                    workflow, specs("a", "b"), simulated_engine(delays), Task(str(n), "?")
-                )
-                for n in range(3)
-            ]
-            for delays in (False, True)
-        ]
-
-    one, other = asyncio.run(twice())
-    assert [without_seconds(to_record(t)) for t in one] == [
-        without_seconds(to_record(t)) for t in other
-    ]
-    assert all(a.derived for t in one for a in t.actions if a.role == "b" and not a.before)
-
-
 # --- requests that cannot be answered
 # -------------------------------------------------------------------------------------
 
@@ -808,32 +779,6 @@ def test_requests_on_their_way_end_with_the_program(tmp_path):
     trajectory = played(tmp_path, text, generate=never)
     assert (trajectory.answer, trajectory.actions, len(started)) == ("done", (), 1)
     assert time.monotonic() - began < 30
-
-
-def test_at_most_so_many_programs_run_at_once(tmp_path):
-    running, most = set(), []
-
-    async def generate(call):
-        running.add(call.task)
-        most.append(len(running))
-        await asyncio.sleep(0.05)
-        running.discard(call.task)
-        return await simulated_engine()(call)
-
-    workflow = program(
-        tmp_path, "def main(prompt):\n    return ask('worker', prompt)['content']\n", concurrency=2
-    )
-
-    async def many():
-        return await asyncio.gather(
-            *(
-                trajectory_of(workflow, specs("worker"), generate, Task(str(n), "?"))
-                for n in range(6)
-            )
-        )
-
-    assert all(t.answer for t in asyncio.run(many()))
-    assert max(most) <= 2
 
 
 def test_a_run_that_is_killed_leaves_no_program(tmp_path):

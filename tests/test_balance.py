@@ -29,7 +29,6 @@ from marl_plugins.core.workflow import Call, Sampling
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.signature import differences, engine_signature
 from marl_plugins.engine.processes.engines import EnginePool, RestartBudget
-from marl_plugins.engine.runtime.tiny_model import resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLING = Sampling(1.0, 1.0, 8, 1000)
@@ -582,13 +581,3 @@ def test_a_signature_is_everything_that_an_engine_was_started_with(
 ):
     one, other = model_in(tmp_path / "one"), model_in(tmp_path / "other", **changed)
     assert differences(started_with(flags, one), started_with(flags, other)) == differing
-
-
-def test_tiny_models_of_other_seeds_are_alike_in_their_folders_too(flags, tmp_path, monkeypatch):
-    """What the plan knows by the name, the engines' pools know by the files."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    one, other, smaller = (
-        started_with(flags, resolve(name)) for name in ("tiny", "tiny:seed=5", "tiny:layers=1")
-    )
-    assert differences(one, other) == []
-    assert differences(one, smaller) == ["config.json", "shapes and dtypes of the weights"]

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").glob("*/README.md")]
 
 SMALLEST = {
-    "agents": ["starts 1", "requests 1 1"],
+    "agents": ["starts 1"],
     "arena": [
         "--games pair --repetitions 8 --steps 2 --seeds 1",
         "--recorded --picture {out}/p.png",
@@ -46,15 +46,12 @@ SMALLEST = {
     "endurance": ["--steps 20 --trajectories 100"],
     "gallery": ["{run} --out {out}"],
     "graphs": ["--repeats 1"],
-    "hostile_coach": ["right digits"],
     "learning": [
         "merchant --out {out} --recorded --arms trained outcome frozen --seeds 0 1",
         "swarm --out {out} --recorded --arms trained async --seeds 0 1",
     ],
     "population": ["--seeds 1 --games spread trading --estimators normalised --presets"],
-    "programs": ["--runs 2 'removes its folder'"],
     "records": ["--megabytes 1"],
-    "sandbox": ["2 process"],
     "scheduling": ["--seeds 1", "--controller --trajectories 10"],
     "sequences": ["--trees 8 --length 8 --rounds 1 --models tiny --recipes vote/tiny.yaml"],
     "sql": ["--rounds 2"],
@@ -88,8 +85,6 @@ HERE = (
 )
 """Those that run in this process, because imports would take most of their time."""
 
-WITH_ENGINES = {"process_groups": "--turns 3 --models tiny"}
-"""Those that start training processes."""
 
 PLANNED = {
     "adapters": "its runs are those of benchmarks.startup",
@@ -114,9 +109,13 @@ ELSEWHERE = {
     "faults": "whole runs that are killed and resumed; tests/engines/test_runs.py kills and "
     "resumes two",
     "gpu": "tests/gpu",
+    "hostile_coach": "tests/test_coach_hostile.py",
     "kills": "as faults",
     "load": "tests/test_trace.py",
+    "process_groups": "tests/engines/test_process_groups.py",
+    "programs": "tests/test_hostile_programs.py",
     "requests": "tests/test_mailbox.py",
+    "sandbox": "tests/test_sandbox.py",
     "trials": "as faults",
     "weight_sync": "an engine and gigabytes; every run of tests/engines and tests/gpu syncs",
 }
@@ -129,7 +128,7 @@ def test_all_benchmarks_of_the_pages_are_here():
         for page in PAGES
         for name in re.findall(r"\bbenchmarks\.([a-z_]+)\b", page.read_text())
     } - {"md"}
-    assert named == {*SMALLEST, *WITH_ENGINES, *PLANNED, *ELSEWHERE}
+    assert named == {*SMALLEST, *PLANNED, *ELSEWHERE}
 
 
 def benchmark(name, words):
@@ -178,17 +177,6 @@ def test_it_runs_in_its_smallest_form(name, words, folders, tmp_path):
     ):
         pytest.skip("apt-get install chromium-headless-shell")
     benchmark(name, shlex.split(words.format(out=tmp_path, **folders)))
-
-
-@pytest.mark.engines
-@pytest.mark.parametrize(("name", "words"), WITH_ENGINES.items())
-def test_it_runs_in_its_smallest_form_on_training_processes(name, words, template, tmp_path):
-    """Forked from what has imported all that it imports."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with (tmp_path / "out").open("w+") as out:
-        run = template.start(shlex.split(words), environment, out, out, module=f"benchmarks.{name}")
-        assert run.wait(timeout=400) == 0, out.seek(0) or out.read()[-3000:]
-    assert (tmp_path / "out").read_text().strip()
 
 
 class Planned(Exception):

@@ -3,7 +3,6 @@ verdict is made up."""
 
 import asyncio
 import json
-import re
 import time
 from dataclasses import replace
 
@@ -167,22 +166,6 @@ def test_a_refusal_is_not_asked_again(action, seen):
     with openai_server(lambda body, n: Reply(refusal="I will not judge this.")) as (url, bodies):
         (failure,) = judge(coach_at(url, form="text"), (action, seen))
     assert (failure.kind, len(bodies)) == ("coach_refused", 1)
-
-
-def test_a_repeat_does_not_queue_behind_everything_else(action, seen):
-    order = []
-
-    def answer(body, n):
-        number = re.findall(r"^x(\d+)$", body["messages"][0]["content"], re.MULTILINE)[0]
-        if number == "0" and order.count("0") < 2:
-            order.append(number)
-            return Reply("busy", 503, headers={"Retry-After": "0"})
-        order.append(number)
-        return verdict(body, 5)
-
-    with openai_server(answer) as (url, _):
-        judge(coach_at(url, form="text", concurrency=2), *different(action, seen, 40))
-    assert len(order) - 1 - order[::-1].index("0") < 20
 
 
 def test_a_text_with_half_a_surrogate_pair_is_kept(tmp_path, action, seen):

@@ -4,7 +4,6 @@ key."""
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -128,32 +127,3 @@ def test_the_numbers_arrive_and_the_key_is_written_nowhere(records):
         json.loads((records / "out" / "plan.json").read_text())["flags"]["logger.wandb.key"]
         == "***"
     )
-
-
-def test_the_trackers_get_the_same_tasks_at_each_step(records):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.util.tensor_util import make_ndarray
-
-    (folder,) = (records / "tensorboard").iterdir()
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    for name in ("train/trajectories", "eval/trajectories"):
-        texts = [
-            make_ndarray(event.tensor_proto).item().decode()
-            for event in events.Tensors(f"{name}/text_summary")
-        ]
-        tasks = [
-            [line.strip() for line in text.splitlines() if re.fullmatch(r" {4}t\d", line)]
-            for text in texts
-        ]
-        assert len(texts) == 2 and len(tasks[0]) == 2 and tasks[0] == tasks[1]
-        assert "\x1b" not in "".join(texts)
-        assert all(
-            line.startswith("    ")
-            for text in texts
-            for line in text.splitlines()
-            if "<script>" in line
-        )
-    tables = [json.loads(path.read_text()) for path in records.rglob("*.table.json")]
-    assert len(tables) == 4 and {len(table["data"]) for table in tables} == {2}
-    assert all(table["columns"][:3] == ["step", "task", "sample"] for table in tables)

@@ -16,7 +16,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from fusion_servers import SERVERS, answering, free_port, http, ours
 from hostile_programs import processes_left
 from hypothesis import given, settings
@@ -28,7 +27,7 @@ from marl_plugins.sandbox import Limits, Program, fusion, open_sandbox, remote
 from marl_plugins.sandbox.contract import SandboxContract
 from marl_plugins.sandbox.fusion import ServiceSandbox
 from marl_plugins.sandbox.section import SandboxConfig
-from marl_plugins.sandbox.service import LARGEST_REQUEST_BYTES, RequestRoom
+from marl_plugins.sandbox.service import LARGEST_REQUEST_BYTES
 
 LONG = Limits(seconds=60.0)
 BEGUN = {
@@ -570,28 +569,3 @@ def test_a_service_answers_to_its_own_names_alone_and_reads_no_more_than_it_may(
         told(url, ["Host: localhost", plain[0], f"Content-Length: {LARGEST_REQUEST_BYTES + 1}"])
         == 413
     )
-
-
-def test_requests_beyond_a_number_of_bytes_wait_and_beyond_a_number_are_refused():
-    async def run():
-        room, held, order = RequestRoom(100, 3), asyncio.Event(), []
-
-        async def hold(name, count):
-            async with room.taken(count):
-                order.append(name)
-                await held.wait()
-
-        first = asyncio.create_task(hold("first", 60))
-        second = asyncio.create_task(hold("second", 60))
-        given_up = asyncio.create_task(hold("given up", 60))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert order == ["first"]
-        with pytest.raises(web.HTTPServiceUnavailable):
-            await hold("fourth", 1)
-        given_up.cancel()
-        held.set()
-        await asyncio.gather(first, second)
-        return order
-
-    assert asyncio.run(run()) == ["first", "second"]
