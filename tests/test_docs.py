@@ -4,8 +4,6 @@ import asyncio
 import inspect
 import re
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -180,19 +178,3 @@ def test_modules_outside_the_runtime_import_nothing_heavy_at_the_top():
                 path,
                 line,
             )
-
-
-def test_importing_plugins_is_light():
-    """`--help`, `plugins` and `--dry-run` import every plugin; torch, Ray and transformers take
-    seconds."""
-    script = (
-        "import sys; from marl_plugins.core.loading import load; from "
-        "marl_plugins.core.plugin_names import SHIPPED; "
-        "[load(name) for name in SHIPPED]; "
-        "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'openrlhf', 'numpy'} & "
-        "sys.modules.keys()))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]", done.stdout
