@@ -1,4 +1,4 @@
-"""The structure of the package: one direction of imports, no state of modules, ."""
+"""The structure of the package: one direction of imports, and who may know what."""
 
 import ast
 import copy
@@ -64,11 +64,6 @@ BY_IDENTITY = {
     "adapters/worker.py": "what `copy.deepcopy` is not to copy, which it knows by that",
 }
 """Files that know objects by `id()`, and why these cannot be keys themselves."""
-STATE: dict[str, str] = {
-    "engine/processes/engines.py _STARTING": "a lock: upstream's module is substituted for the "
-    "whole process while engines start",
-}
-"""Module-level objects that change, and why."""
 INDIRECT = {
     "__init__.py",
     "builtin/agents/launcher.py",
@@ -81,19 +76,6 @@ INDIRECT = {
     "sandbox/fork_server.py",
 }
 """Modules that import others by name, because a user or a table names them."""
-CHANGES = {
-    "append",
-    "add",
-    "update",
-    "pop",
-    "popitem",
-    "clear",
-    "extend",
-    "setdefault",
-    "remove",
-    "insert",
-    "discard",
-}
 
 FILES = {
     path.relative_to(PACKAGE).as_posix(): path
@@ -334,47 +316,6 @@ def module_names(tree):
                 yield target.id, node.value
 
 
-def changing(file):
-    """Names at the top of a module whose objects are instances without arguments, or are changed by
-    a function."""
-    tree = tree_of(file)
-    names = dict(module_names(tree))
-    found = {
-        name
-        for name, value in names.items()
-        if isinstance(value, ast.Call)
-        and not value.args
-        and not value.keywords
-        and called(value).lstrip("_")[:1].isupper()
-    }
-    for function in (
-        n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
-    ):
-        local = {
-            n.id
-            for n in ast.walk(function)
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-        }
-        local |= {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
-        for node in ast.walk(function):
-            if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(
-                node.ctx, ast.Store | ast.Del
-            ):
-                found.update({root(node)} & names.keys() - local)
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in CHANGES
-            ):
-                found.update({root(node.func)} & names.keys() - local)
-    return found
-
-
-def test_no_module_has_state():
-    """What changes while the program runs is kept in the run (run.state) or in a class."""
-    assert not {f"{file} {name}" for file in FILES for name in changing(file)} - STATE.keys()
-
-
 def test_a_run_is_as_it_was_after_it_was_planned_rehearsed_and_described():
     """What the syntax cannot show: nobody changes the flags below a run through another name."""
     plan = build_plan(["--recipe", "mathchat/tiny.yaml"])
@@ -390,27 +331,6 @@ def test_a_run_is_as_it_was_after_it_was_planned_rehearsed_and_described():
 
 def called(call):
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-
-
-def root(node):
-    """The name that an attribute or element belongs to; empty where it is the result of a call."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def test_only_the_plan_changes_a_run():
-    """A `Run` is frozen; nobody changes what hangs below one either."""
-    changed = [
-        f"{file}:{node.lineno}"
-        for file, node in nodes_of_all()
-        if not file.startswith("engine/plan/")
-        if isinstance(node, ast.Attribute | ast.Subscript)
-        and isinstance(node.ctx, ast.Store | ast.Del)
-        if "run" in ast.unparse(node).split("[")[0].split(".")[:-1]
-        and ".state(" not in ast.unparse(node)
-    ]
-    assert not changed
 
 
 def test_a_role_meets_its_policy_in_one_place():
