@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import credit, make_trajectory
 
@@ -78,6 +78,7 @@ def known_above(p, v, t):
     )
 
 
+@settings(max_examples=50)
 @given(st.lists(TASKS, min_size=1, max_size=3), st.floats(0.5, 3))
 def test_every_slope_that_is_left_is_allowed_and_every_other_one_is_not(types, errors):
     """By the definitions, slope by slope, where the two ways of bounding it agree."""

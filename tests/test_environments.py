@@ -178,7 +178,6 @@ def test_what_does_not_repeat_is_said(plan):
     [
         ({"textarena": "Count-v0", "openenv": {"app": "a:b"}}, "env.kind"),
         ({"textarena": "Count-v0", "players": ["zero", "two"]}, "env.players"),
-        ({"textarena": "Count-v0", "players": ["zero"]}, "env.episode"),
         ({"textarena": "Count-v0", "rewards": [1, -1]}, "env.rewards"),
         ({"textarena": "Count-v0", "invalid": -2}, "env.invalid"),
         ({"textarena": "Count-v0", "scored": "step"}, "env.scored"),

@@ -71,7 +71,7 @@ def reference(trajectory, action, scope, discount, distance, origin):
     return total * (np.float64(discount) ** depth(action.path) if origin == "start" else 1.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     trajectories(),
     st.sampled_from(["action", "policy", "trajectory"]),

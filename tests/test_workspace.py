@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import simulated_engine
 
@@ -421,6 +421,7 @@ steps = st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(steps)
 def test_the_last_writer_of_a_content_is_its_writer(history):
     """Against a dictionary: a file belongs to the last call that changed its content; removed and
