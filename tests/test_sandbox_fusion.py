@@ -2,13 +2,13 @@
 there, it is driven too."""
 
 import asyncio
+import base64
 import json
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
-from fusion_differences import DIFFERENCES, encoded
 from fusion_servers import SERVERS, ours
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,14 +25,13 @@ SUCCESS, FAILED = RunStatus.Success, RunStatus.Failed
 
 
 @pytest.fixture(scope="module", params=SERVERS)
-def server(request):
+def url(request):
     with SERVERS[request.param]() as url:
-        yield request.param, url
+        yield url
 
 
-@pytest.fixture(scope="module")
-def url(server):
-    return server[1]
+def encoded(text):
+    return base64.b64encode(text.encode()).decode()
 
 
 def asked(url, code, language="python", **fields):
@@ -112,11 +111,11 @@ def test_a_request_that_is_wrong(url, fields):
     )
 
 
-def posted(url, request, kind="application/json", path="run_code"):
+def posted(url, request, kind="application/json"):
     data = request if isinstance(request, bytes) else json.dumps(request).encode()
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(f"{url}/{path}", data, {"Content-Type": kind}), timeout=60
+            urllib.request.Request(f"{url}/run_code", data, {"Content-Type": kind}), timeout=60
         ) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
@@ -130,21 +129,6 @@ def posted(url, request, kind="application/json", path="run_code"):
 )
 def test_what_is_no_request(url, body, kind):
     assert posted(url, body, kind)[0] == 422
-
-
-# --- what they do differently
-# ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda d: d.name)
-def test_differences(server, difference):
-    name, url = server
-    request = {"language": "python", **difference.request}
-    status, body = posted(url, request, path=request.pop("path", "run_code"))
-    assert (difference.is_ours if name == "ours" else difference.is_theirs)(status, body), (
-        status,
-        body,
-    )
 
 
 # --- ours alone
