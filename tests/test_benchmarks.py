@@ -1,5 +1,5 @@
-"""Every benchmark that a page names runs in its smallest form; what a figure of a page is made with
-would otherwise break unseen.
+"""Every benchmark that a page names runs in its smallest form, or its subject has tests of its own;
+what a figure of a page is made with would otherwise break unseen.
 
 No figure is looked at: times on a busy machine say nothing.
 """
@@ -33,11 +33,9 @@ SMALLEST = {
         "--recorded --picture {out}/p.png",
     ],
     "arithmetic": ["--runs 1"],
-    "attacks": ["100 --hogs children"],
     "blame": ["--tasks 2 --seeds 1"],
     "coach": ["--calls 20 --rounds 1 --verdict_seconds 0.1-0.2"],
-    "coach_bias": ["--runs 1"],
-    "coach_map": ["--seeds 1 --steps 80", "--seeds 1 --calibrate"],
+    "coach_map": ["--seeds 1 --steps 80"],
     "compat": ["--checks 1 --pairs 0"],
     "continuous": ["--steps 2 --seeds 1 --devices 1"],
     "credit": ["--out {recorded} --arms coach --seeds 2"],
@@ -54,7 +52,6 @@ SMALLEST = {
     "records": ["--megabytes 1"],
     "scheduling": ["--seeds 1", "--controller --trajectories 10"],
     "sequences": ["--trees 8 --length 8 --rounds 1 --models tiny --recipes vote/tiny.yaml"],
-    "sql": ["--rounds 2"],
     "swarm": ["--out {out} --recorded --arms 8/0 4/4 capability stronger --seeds 0 1"],
     "trained_judge": ["--seeds 0 1 --steps 3"],
     "viewer": ["--scale 0.005 --only 0"],
@@ -79,7 +76,6 @@ HERE = (
     "records",
     "scheduling",
     "sequences",
-    "sql",
     "swarm",
     "trained_judge",
 )
@@ -103,7 +99,9 @@ PLANNED = {
 nothing else is."""
 
 ELSEWHERE = {
+    "attacks": "tests/test_sandbox_limits.py",
     "claims": "test_every_figure_with_a_record_is_what_the_record_gives",
+    "coach_bias": "tests/test_coach_bias.py",
     "engine_traffic": "eight vLLM engines one after the other; tests/engines/test_adapters.py has "
     "one with slots",
     "faults": "whole runs that are killed and resumed; tests/engines/test_runs.py kills and "
@@ -116,6 +114,7 @@ ELSEWHERE = {
     "programs": "tests/test_hostile_programs.py",
     "requests": "tests/test_mailbox.py",
     "sandbox": "tests/test_sandbox.py",
+    "sql": "tests/test_sql_tool.py",
     "trials": "as faults",
     "weight_sync": "an engine and gigabytes; every run of tests/engines and tests/gpu syncs",
 }

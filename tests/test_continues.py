@@ -158,16 +158,8 @@ def test_what_cannot_be_continued_is_refused_with_its_place():
         r"test_continues\.py:\d+: role 'a' cannot continue .* of role 'b'",
     )
     wrong(
-        lambda r, a, b: r.a(q="x", continues="mine"),
-        "continues takes an action of the role, got str",
-    )
-    wrong(
         lambda r, a, b: r.a(q="x", continues=kept),
         "continues takes an action of this trajectory, got one of another",
-    )
-    wrong(
-        lambda r, a, b: r.a(q="x", continues=r.a(q="y")),
-        "was given, in `continues`, a call that is not awaited",
     )
 
 
