@@ -16,7 +16,6 @@ import pytest
 import yaml
 from recipe_runs import played
 
-from marl_plugins.cli import main
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.engine.plan.build import build_plan
@@ -209,27 +208,6 @@ def test_a_game_that_fails_in_the_run_loses_its_trajectory_alone(plan, text, sai
     lost = played(mine, mine.tasks("train")[0], lambda role, prompt: text)
     assert lost.infrastructure_failure == "program" and said in lost.detail and not lost.outcomes
     assert played(mine, mine.tasks("train")[0], lambda role, prompt: lowest(prompt)).outcomes
-
-
-# --- openrlhf recipes check --env
-
-
-def test_a_table_of_all_games(capsys, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS / 'standins'}:{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setattr("marl_plugins.environments.check.GAME_SECONDS", 0.3)
-    assert main(["recipes", "check", "--env", "textarena:ALL", "--json"]) == 0
-    games = {game.pop("game"): game for game in json.loads(capsys.readouterr().out)}
-    assert games["Count-v0"] | {"shown": ""} == {
-        "turns": 2,
-        "rewards": [-1.0, 1],
-        "repeatable": True,
-        "shown": "",
-        "players": 2,
-    }
-    wrong = {name for name, game in games.items() if "error" in game}
-    assert {"Raises-v0", "Hangs-v0"} <= wrong and not games["Unseeded-v0"]["repeatable"]
-    assert main(["recipes", "check", "--env", "textarena:Missing-v0"]) == 1
-    assert "0 of 1 play here" in capsys.readouterr().out
 
 
 # --- OpenEnv
