@@ -6,7 +6,6 @@ import pytest
 from refusals import brief, found_by
 from routers import Triage
 
-
 ROWS = [{"question": f"q{n}", "answer": "registry"} for n in range(8)]
 
 

@@ -72,9 +72,13 @@ def test_a_round_has_one_random_question_and_one_answer(address, tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[1]", {"peer": "", "group": "swarm", "round": 1}]
-    + [{"peer": "a", "group": "swarm", "round": -1}]
-    + [{"peer": "a", "group": "other", "round": 1}],
+    [
+        b"",
+        b"[1]",
+        {"peer": "", "group": "swarm", "round": 1},
+        {"peer": "a", "group": "swarm", "round": -1},
+        {"peer": "a", "group": "other", "round": 1},
+    ],
 )
 def test_what_is_no_request_is_refused(address, content):
     assert post(address, content) == (400, {})
