@@ -92,7 +92,7 @@ def gradient(rollout, loss):
 
 @pytest.mark.parametrize("loss", CORRECTIONS.values(), ids=CORRECTIONS)
 def test_last_bits_of_an_engines_log_probs_do_not_reach_the_weights(loss):
-    gradients = [gradient(noisy(1e-6, seed), loss) for seed in range(20)]
+    gradients = [gradient(noisy(1e-6, seed), loss) for seed in range(6)]
     assert all(torch.equal(gradients[0], other) for other in gradients[1:])
     assert not torch.equal(gradients[0], gradient(noisy(0.1, 0), loss))
 

@@ -1,5 +1,5 @@
 """What a run counts and writes: losses beside the means, tokens, signal, evaluations, the circuit
-breaker, the glossary."""
+breaker."""
 
 import asyncio
 import json
@@ -17,7 +17,6 @@ from marl_plugins.core.ledger import Ledger, lost_trajectories, unscored_actions
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import ToolResult
 from marl_plugins.engine.records.trajectory_record import from_record
 from marl_plugins.engine.records.write import KEPT_TASKS, cut_back
 from marl_plugins.engine.runtime.circuit_breaker import CircuitBreaker
@@ -239,32 +238,6 @@ def test_good_steps_do_not_hide_that_every_evaluation_is_lost():
     half.check()
 
 
-def called(tool="lookup", failure=None, trained=True):
-    """A trajectory with one call of a tool."""
-    (made,) = evaluated(1.0 if trained else None)
-    made.tool_results = (
-        ToolResult(
-            tool, "x", "unable to open database file", failure is None, failure=failure or ""
-        ),
-    )
-    return made
-
-
-def test_a_tool_of_one_branch_that_loses_every_call_pauses_the_run_though_others_are_trained():
-    breaker = CircuitBreaker(3)
-    branch, other = (
-        [called(failure="database", trained=False)] * 2,
-        [called("python"), called("python", failure="cancelled")],
-    )
-    for step in (1, 2):
-        breaker.step(ledger(step, branch + other, trained=2), branch + other)
-    breaker.step(ledger(3, other, trained=2), other)  # it is not called: this says nothing
-    breaker.check()
-    breaker.step(ledger(4, branch + other, trained=2), branch + other)
-    with pytest.raises(RunPaused, match=r"'lookup' .* up to step 4; .*: unable to open"):
-        breaker.check()
-
-
 # --- runs ---------------------------------------------------------------------------------------
 
 
@@ -349,18 +322,6 @@ def test_a_dead_verifier_of_evaluations_pauses_the_run_after_the_step(tmp_path):
     assert all(m["rows/trained"] for m in lines(tmp_path, "metrics.jsonl")[1:])
 
 
-def test_generated_tokens_of_lost_trajectories_are_counted(tmp_path):
-    simulated.simulated_run(
-        tmp_path,
-        lambda t: 1.0 if t.task.id.startswith("e") else down(t),
-        steps=2,
-        eval_steps=-1,
-        max_idle_steps=0,
-    )
-    for m in lines(tmp_path, "metrics.jsonl"):
-        assert m["tokens/sampled"] > 0 and m["tokens/trained"] == 0 and m["tokens_per_second"] > 0
-
-
 def test_evaluations_are_kept_whole_first_and_last_and_in_part_between(tmp_path):
     simulated.simulated_run(tmp_path, right, steps=4)
     kept, last = lines(tmp_path, "evaluations.jsonl"), lines(tmp_path, "evaluation-last.jsonl")
@@ -375,10 +336,6 @@ def test_evaluations_are_kept_whole_first_and_last_and_in_part_between(tmp_path)
     cut_back(tmp_path, 2)
     assert {r["step"] for r in lines(tmp_path, "evaluations.jsonl")} == {0, 1, 2}
     assert not lines(tmp_path, "evaluation-last.jsonl")
-
-
-# --- the glossary
-# --------------------------------------------------------------------------------------------------
 
 
 # --- what upstream clips, filters, or fills up
@@ -433,7 +390,7 @@ def test_advantages_that_are_not_finite_name_the_row():
         estimate([rows_forwarded([1.0, math.inf, 2.0], None)], Estimator())
 
 
-@pytest.mark.parametrize("fill", [0, 1, 3])
+@pytest.mark.parametrize("fill", [0, 3])
 @pytest.mark.parametrize("gating", ["ratio", "binary_kl", "tv"])
 def test_rows_that_fill_a_batch_are_not_filtered_rows(fill, gating):
     """Upstream's own loss on two real rows, of which one is filtered, and on weightless ones."""

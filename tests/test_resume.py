@@ -273,12 +273,6 @@ def test_a_plan_looks_at_the_saved_files_and_at_what_is_left(project, capsys):
     assert found_by(resumed, *WORDS)[0] == ("resume.missing", "global_step4")
 
 
-@pytest.mark.usefixtures("project")
-def test_accepting_changes_without_resuming_is_a_mistake():
-    with refuses(("resume.not_resumed", "resume_with_changes")):
-        with_resumption(build_plan([*WORDS, "--resume_with_changes"]))
-
-
 def test_changes_are_recorded_with_their_step_and_kept(project):
     start(*WORDS)
     start(*WORDS, "--ckpt.load_enable", "--resume_with_changes", "--actor.adam.lr", "1e-5", step=6)

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-import secrets
 import shutil
 import subprocess
 import sys
@@ -35,7 +34,6 @@ from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.trajectory import Task
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.records.read import Filter, RunReader
-from marl_plugins.swarm import _round
 from marl_plugins.swarm.capability import (
     CAPABILITY_ROUNDING,
     CAPABILITY_ROUNDS,
@@ -266,28 +264,6 @@ def test_who_comes_lags_or_leaves_learns_from_the_present(tmp_path):
         "bob": {20, 21},
         "carol": {21, 22, 23, 24},
     }
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60), st.integers(0, 12))
-@settings(max_examples=30, deadline=None)
-def test_rounds_only_grow_and_a_repeated_step_has_its_own(turns, forger):
-    """Four peers step in any order; one in five steps is made again from what was saved before it.
-    A stranger names a far future."""
-    store = RecordStore(f"memory://rounds-{secrets.token_hex(4)}")
-    swarms = [Swarm() for _ in range(4)]
-    for n, (who, chance) in enumerate(turns):
-        swarm, newest = swarms[who], store.newest()
-        before = swarm.round
-        now = _round(store, swarm)
-        assert now > before and now >= newest and (now == newest or now == before + 1)
-        store.put(RecordName(now, f"p{who}", swarm.run, f"{n:016x}"), b"")
-        if chance > 7:  # others go on meanwhile
-            store.put(RecordName(now + chance, "other", "0" * 8, f"{n:016x}"), b"")
-            assert _round(store, swarm) == now or not before  # nothing was saved: a new run
-        swarm.round = now
-        if n == forger:
-            for far in (MOST_ROUND, 10**12 - 1):
-                store.put(RecordName(far, "mallory", "0" * 8, "0" * 16), b"")
 
 
 def test_a_peer_that_names_a_far_future_or_rewrites_its_past_moves_no_experience(tmp_path):
@@ -544,9 +520,7 @@ def test_answers_of_people_are_taken_in_by_role(tmp_path, capsys):
     assert "damaged" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", '{"task": "t", "prompt": "p", "answers": []}']
-)
+@pytest.mark.parametrize("text", ["", "{", '{"task": "t", "prompt": "p", "answers": []}'])
 def test_a_file_without_answers_is_said_by_line(tmp_path, text):
     (tmp_path / "answers.jsonl").write_text(text)
     with pytest.raises(ConfigurationError) as error:
