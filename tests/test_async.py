@@ -381,10 +381,6 @@ def test_a_longer_queue_is_said_to_gain_nothing():
             ("async.queue_too_long", "train.async_queue_size"),
         ),
         ([*TINY, "--train.async_queue_size", "2"], ("async.queue_alone", "train.async_queue_size")),
-        (
-            [*ON, "--plugin", "marl_plugins.streaming"],
-            ("streaming.async", "marl_plugins.streaming"),
-        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(words, problem):

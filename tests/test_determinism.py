@@ -124,16 +124,9 @@ def test_on_cpu_an_engine_has_one_request(tmp_path, flags, most):
     assert not any(args.train.full_determinism_enable for args in run.policy_args.values())
 
 
-@pytest.mark.parametrize(
-    ("flag", "code"),
-    [
-        ("train.async_enable", "determinism.async"),
-        ("vllm.enable_prefix_caching", "determinism.cache"),
-    ],
-)
-def test_what_depends_on_timing_is_refused(tmp_path, flag, code):
-    with refused((code, WHO)):
-        build_plan([*words(tmp_path, []), *PLUGIN, f"--{flag}"])
+def test_what_depends_on_timing_is_refused(tmp_path):
+    with refused(("determinism.cache", WHO)):
+        build_plan([*words(tmp_path, []), *PLUGIN, "--vllm.enable_prefix_caching"])
 
 
 def test_the_questions_beside_the_first_one_are_parts_of_it(tmp_path):

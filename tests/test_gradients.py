@@ -560,15 +560,6 @@ def of(code, *places):
             ["--actor.policy_loss_type", "gspo", "--algo.advantage.is_correction_level", "token"],
             of("gspo", "coder", "actor.policy_loss_type"),
         ),
-        (
-            ["--algo.advantage.estimator", "flash_reinforce", "--reward.clip_range", "-1", "1"],
-            of("clip_range", "coder", "reward.clip_range"),
-        ),
-        (["--plugin", "marl_plugins.filter_agents_data"], of("whole_step")),
-        (
-            ["--plugin", "marl_plugins.process_groups", "--process_groups.seats", "1"],
-            of("seats"),
-        ),
     ],
 )
 def test_where_it_is_refused_the_policy_and_the_flag_are_named(words, expected):

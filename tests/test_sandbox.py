@@ -53,9 +53,6 @@ class Local(SandboxContract):
             SandboxConfig(isolation=cls.isolation), concurrency=8, workspaces=workspaces
         )
 
-    def test_it_says_its_level(self):
-        assert self._sandbox.isolation == self.isolation
-
 
 class TestProcess(Local):
     isolation = "process"
@@ -377,18 +374,6 @@ def test_a_file_beyond_the_longest_path_fails_nobody(level):
 
 
 # --- much ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("level", ENDS)
-def test_100_at_once_are_neither_lost_nor_mixed_up(level):
-    async def work(sandbox):
-        programs = [
-            Program(f"import sys; print({n}); sys.exit({n % 7})", limits=LONG) for n in range(100)
-        ]
-        return await asyncio.gather(*[sandbox.run(program) for program in programs])
-
-    got = opened(work, config={"isolation": level}, concurrency=64, packages=False)
-    assert [(g.stdout, g.code) for g in got] == [(f"{n}\n", n % 7) for n in range(100)]
 
 
 def test_much_output_takes_no_memory():
