@@ -105,18 +105,6 @@ def test_a_trader_earns_its_position_less_cost_and_impact():
     assert trajectory.outcome == pytest.approx(0.5 + share / 2)
 
 
-def test_the_sources_of_a_market_are_as_often_right_as_they_say():
-    right, times = dict.fromkeys(market.RIGHT, 0), 0
-    for number in range(200):
-        drawn = market.Market(f"m{number}")
-        for change, heard in zip(drawn.returns, drawn.heard, strict=True):
-            times += len(heard)
-            for reports in heard.values():
-                for often, says in reports:
-                    right[often] += says * change > 0
-    assert all(abs(right[often] / times - often / 10) < 0.03 for often in market.RIGHT)
-
-
 @pytest.mark.parametrize("name", ["spread", "trading"])
 def test_splits_share_no_task_and_demonstrations_fit_the_prompts(name):
     plan = planned(f"{name}/tiny.yaml")

@@ -424,18 +424,6 @@ def writer(folder, who, count):
     return process
 
 
-def test_writers_lose_nothing_and_nobody_reads_half_a_record(tmp_path):
-    writers = [writer(tmp_path, f"p{n}", 60) for n in range(3)]
-    store, read = RecordStore(str(tmp_path)), set()
-    while any(w.poll() is None for w in writers) or len(read) < 180:
-        for name in store.names():
-            if name not in read:
-                assert len(unpacked(store.get(name))) == 1
-                read.add(name)
-        assert not any(w.returncode for w in writers)
-    assert len(read) == 180
-
-
 def test_a_writer_that_is_killed_leaves_whole_records(tmp_path):
     store = RecordStore(str(tmp_path))
     for attempt in range(2):
