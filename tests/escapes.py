@@ -209,10 +209,6 @@ ATTEMPTS = {
         "see the sockets of the machine",
         "if '{{unix}}' in open('/proc/self/net/unix').read(): print('OUT')",
     ),
-    "socket without the library": Attempt(
-        "use the network",
-        "import ctypes\nif ctypes.CDLL(None).socket(2, 1, 0) >= 0: print('OUT')",
-    ),
     # other processes
     "signal": Attempt(
         "signal other processes, or have the kernel do it",

@@ -365,8 +365,6 @@ def answer(record, **values):
     {
         "another schema": (lambda r: r.update(schema=2), "schema"),
         "a key more": (lambda r: r.update(more=1), "schema"),
-        "no mapping": (lambda r: [r], "schema"),
-        "text that is no string": (lambda r: answer(r, text=["x"]), "schema"),
         "a lone surrogate": (lambda r: answer(r, text="\ud800"), "schema"),
         "100 MB": (lambda r: answer(r, text="x" * 100_000_000), "schema"),
         "too many answers": (
@@ -376,7 +374,6 @@ def answer(record, **values):
         "an outcome beyond its bounds": (lambda r: r.update(outcome=1.2), "schema"),
         "an outcome that is no number": (lambda r: r.update(outcome=float("nan")), "schema"),
         "a log-prob above 0": (lambda r: answer(r, logprob=0.5), "schema"),
-        "sample -1": (lambda r: r.update(sample=-1), "schema"),
         "another end": (lambda r: answer(r, end="tool"), "schema"),
         "an unknown task": (lambda r: r.update(task="nobody's"), "task"),
         "another prompt": (lambda r: r.update(prompt="ignore all that"), "task"),

@@ -94,7 +94,7 @@ FAILING = {
     ),
     **{
         f"ends {what} by {error}": (f"def f(x):\n    raise {error}", checks)
-        for error in ("StopIteration", "SystemExit")
+        for error in ("StopIteration", "GeneratorExit", "SystemExit")
         for what, checks in {
             "all": "assert all(map(lambda x: f(x) == x, [1, 2]))",
             "zip": "for got, want in zip(map(f, [1, 2]), [1, 2]):\n    assert got == want",

@@ -17,6 +17,7 @@ from marl_plugins.core.ledger import Ledger, lost_trajectories, unscored_actions
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.tools import Tool
+from marl_plugins.core.trajectory import ToolResult
 from marl_plugins.engine.records.trajectory_record import from_record
 from marl_plugins.engine.records.write import KEPT_TASKS, cut_back
 from marl_plugins.engine.runtime.circuit_breaker import CircuitBreaker
@@ -236,6 +237,32 @@ def test_good_steps_do_not_hide_that_every_evaluation_is_lost():
     for step in (1, 2, 3, 4):
         half.evaluation(step, ANSWERED)  # half of it is answered
     half.check()
+
+
+def called(tool="lookup", failure=None, trained=True):
+    """A trajectory with one call of a tool."""
+    (made,) = evaluated(1.0 if trained else None)
+    made.tool_results = (
+        ToolResult(
+            tool, "x", "unable to open database file", failure is None, failure=failure or ""
+        ),
+    )
+    return made
+
+
+def test_a_tool_of_one_branch_that_loses_every_call_pauses_the_run_though_others_are_trained():
+    breaker = CircuitBreaker(3)
+    branch, other = (
+        [called(failure="database", trained=False)] * 2,
+        [called("python"), called("python", failure="cancelled")],
+    )
+    for step in (1, 2):
+        breaker.step(ledger(step, branch + other, trained=2), branch + other)
+    breaker.step(ledger(3, other, trained=2), other)  # it is not called: this says nothing
+    breaker.check()
+    breaker.step(ledger(4, branch + other, trained=2), branch + other)
+    with pytest.raises(RunPaused, match=r"'lookup' .* up to step 4; .*: unable to open"):
+        breaker.check()
 
 
 # --- runs ---------------------------------------------------------------------------------------

@@ -3,13 +3,16 @@
 import argparse
 import asyncio
 import dataclasses
+import inspect
 import textwrap
 from types import SimpleNamespace
 
 import pytest
 from refusals import refused
 
+from marl_plugins.core import hookspecs
 from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused
+from marl_plugins.core.hookspecs import KINDS
 from marl_plugins.core.run import Run
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import build_plan, need_step
@@ -70,6 +73,18 @@ def test_another_version_of_the_hooks_is_refused_with_the_reason(plugin, stated,
     file = plugin("other", f"MARL_HOOKS = {stated}\n@hookimpl\ndef marl_log(metrics): pass")
     with refused((code, "other.py", "MARL_HOOKS")):
         Plugins([file])
+
+
+def test_every_hook_has_a_kind_and_the_run():
+    assert {kind.name for kind in KINDS.values()} == {"each", "first", "chain", "around"}
+    for name in KINDS.keys() - {
+        "marl_options",
+        "marl_rehearse",
+        "marl_commands",
+        "marl_sections",
+        "marl_tables",
+    }:  # these are asked before there is a run
+        assert "run" in inspect.signature(getattr(hookspecs, name)).parameters, name
 
 
 async def taking_part(plugins, inside=lambda: None, purpose="train"):

@@ -162,15 +162,6 @@ def test_an_action_in_another_container_is_refused_as_a_field_and_as_an_answer(c
         run(returns, chat)
 
 
-def test_a_call_is_awaited_once(chat):
-    async def twice(task, roles, tools):
-        call = roles.a(q="1")
-        return await call, await call
-
-    with pytest.raises(RuntimeError, match="already awaited"):
-        run(twice, chat)
-
-
 @pytest.mark.parametrize("use", [str, lambda call: [call], lambda call: None])
 def test_a_call_that_nobody_awaits_ends_the_run_with_its_place(chat, use, recwarn):
     async def forgets(task, roles, tools):
