@@ -276,29 +276,6 @@ def test_requests_that_wait_together_are_answered_as_a_list_is_worked_off(wanted
 # --------------------------------------------------------------------------------------------------
 
 
-def test_below_the_limit_nothing_waits_and_the_engine_decides():
-    """What the default means for small runs: the same requests at the same engines at the same time
-    as without a limit."""
-
-    async def go(in_flight):
-        pool = pool_of(lambda call: 1.0 + call.seed % 3, engines=2, in_flight=in_flight)
-        for engine in pool.engines:
-            engine.places = 4
-        asked = [
-            asyncio.create_task(pool.generate(request(n, place=-n), least_loaded))
-            for n in range(40)
-        ]
-        await asyncio.sleep(0)
-        waiting = pool.waiting
-        await asyncio.gather(*asked)
-        return waiting, [
-            [(c.path, begun, ended) for c, begun, ended in e.served] for e in pool.engines
-        ]
-
-    default, unlimited = run(go(MAX_REQUESTS_IN_FLIGHT)), run(go(10**9))
-    assert default == unlimited and default[0][0] == 0
-
-
 def test_a_routers_error_is_its_own_requests():
     async def go():
         pool = pool_of(lambda call: 1.0)
