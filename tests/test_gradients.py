@@ -551,15 +551,6 @@ def of(code, *places):
     [
         (["--train.batch_size", "8"], of("optimiser_steps")),
         (["--train.max_epochs", "2"], of("epochs", "coder", "train.max_epochs")),
-        (["--ds.param_dtype", "fp16"], of("dtype", "coder", "ds.param_dtype")),
-        (
-            ["--actor.gradient_checkpointing_enable", "--actor.gradient_checkpointing_reentrant"],
-            of("checkpointing", "coder", "actor.gradient_checkpointing_reentrant"),
-        ),
-        (
-            ["--actor.policy_loss_type", "gspo", "--algo.advantage.is_correction_level", "token"],
-            of("gspo", "coder", "actor.policy_loss_type"),
-        ),
     ],
 )
 def test_where_it_is_refused_the_policy_and_the_flag_are_named(words, expected):
@@ -593,14 +584,3 @@ def test_zero_3_is_refused_on_gpus(monkeypatch):
         if "coder" in p.names("policy") and p.code == "streaming.zero_stage"
     ]
     assert found.names("flag") == ("streaming.gradients", "ds.zero_stage")
-
-
-def test_an_estimator_that_says_nothing_of_itself_is_refused(tmp_path):
-    plugin = tmp_path / "mine.py"
-    plugin.write_text(
-        "from marl_plugins import hookimpl\nfrom marl_plugins.core.estimators import "
-        "Estimator\n\n\n"
-        "@hookimpl\ndef marl_estimator(run):\n    return Estimator(scope='batch')\n"
-    )
-    with refused(("streaming.estimator", "streaming.gradients")):
-        build_plan([*SUMS, "--plugin", str(plugin)])
