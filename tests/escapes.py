@@ -187,11 +187,6 @@ ATTEMPTS = {
         "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', "
         "('127.0.0.1', {{udp}})); print('OUT')",
     ),
-    "names": Attempt(
-        "use the network",
-        "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('8.8.8.8', 53)); "
-        "print('OUT')",
-    ),
     "socket with a path": Attempt(
         "reach a socket of the machine's, as Ray and Docker have",
         "import socket\nsocket.socket(socket.AF_UNIX).connect('{{unix}}'); print('OUT')",
@@ -213,13 +208,6 @@ ATTEMPTS = {
     "sockets of the machine": Attempt(
         "see the sockets of the machine",
         "if '{{unix}}' in open('/proc/self/net/unix').read(): print('OUT')",
-    ),
-    "bash's network": Attempt(
-        "use the network", "exec 3<>/dev/tcp/127.0.0.1/{{tcp}} && echo OUT", language="bash"
-    ),
-    "socket without the library": Attempt(
-        "use the network",
-        "import ctypes\nif ctypes.CDLL(None).socket(2, 1, 0) >= 0: print('OUT')",
     ),
     # other processes
     "signal": Attempt(
@@ -347,9 +335,6 @@ ATTEMPTS = {
     "ptrace": Attempt(
         "read or trace another process",
         "import ctypes\nif ctypes.CDLL(None).ptrace(16, {{victim}}, 0, 0) == 0: print('OUT')",
-    ),
-    "memory of others": Attempt(
-        "read or trace another process", "open('/proc/{{victim}}/mem', 'rb'); print('OUT')"
     ),
     "priority": Attempt(
         "read or trace another process",

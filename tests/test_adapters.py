@@ -55,7 +55,7 @@ def test_all_policies_of_a_model_share_it():
     assert base.slots == {"solver": 1, "coder": 2, "verifier": 3}
 
 
-@pytest.mark.parametrize(("rank", "of_engines"), [(1, 1), (3, 8), (8, 8), (300, 320), (512, 512)])
+@pytest.mark.parametrize(("rank", "of_engines"), [(3, 8), (300, 320)])
 def test_engines_are_started_for_the_next_rank_that_they_know(rank, of_engines):
     plan = build_plan([*WORDS[:-1], str(rank), "--policy.coder.ds.lora.rank", "1"])
     assert bases_of(plan.run)[0].engine_rank(plan.run) == of_engines
@@ -141,16 +141,7 @@ def problems(*words):
         ),
         (["--algo.advantage.estimator", "gae"], ("adapters.critic",)),
         (["--ds.use_liger_kernel"], ("adapters.liger", "ds.use_liger_kernel")),
-        (["--ds.load_in_4bit"], ("flags.refused", "command line", "ds.load_in_4bit")),
         (["--policy.coder.data.max_len", "200"], ("adapters.shared", "coder", "data.max_len")),
-        (
-            ["--policy.coder.vllm.num_engines", "2"],
-            ("adapters.shared", "coder", "vllm.num_engines"),
-        ),
-        (
-            ["--policy.verifier.actor.num_gpus_per_node", "2"],
-            ("adapters.shared", "verifier", "actor.num_gpus_per_node"),
-        ),
         (
             ["--plugin", "marl_plugins.process_groups"],
             (
@@ -183,19 +174,6 @@ def test_flags_of_adapters_without_one_are_refused():
         [*WORDS, "--policy.coder.ds.lora.rank", "0", "--policy.coder.ds.lora.alpha", "8"],
     )
     assert own == [("policies.no_rank", "coder", "ds.lora.alpha")]
-    assert found_by(build_plan, [*WORDS[:-1], "600"])[0] == (
-        "flags.value",
-        "command line",
-        "ds.lora.rank",
-    )
-
-
-def test_what_a_reference_of_its_own_would_be_for_is_said_to_do_nothing():
-    warned = {
-        problem.code: problem.flags
-        for problem in build_plan([*WORDS, "--ref.offload"]).run.warnings
-    }
-    assert warned["adapters.reference"] == ("ref.offload",)
 
 
 def test_a_plugin_without_adapters_says_so():
@@ -609,28 +587,6 @@ def test_an_engine_of_one_policy_answers_with_what_it_holds_whoever_is_asked():
         return first[-2:], (await again)[-2:], (await engine.sample([1], None, "p"))[-2:]
 
     assert run(go())[0] == (("p", 3), ("p", -1), ("q", 3))
-
-
-def test_workers_on_other_hosts_are_given_a_piece_itself(monkeypatch):
-    """They cannot map what this host's memory holds."""
-    from marl_plugins.engine.processes.engine_actor import HeldWeights, RolloutActor, load_file
-
-    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
-    engine, calls = RolloutActor.__new__(RolloutActor), []
-
-    async def called(function, args):
-        calls.append((function, args))
-        return [True, len(calls) != 1]
-
-    async def nothing():
-        pass
-
-    engine.held, engine.asleep = HeldWeights(), set()
-    engine.llm = SimpleNamespace(
-        collective_rpc=called, reset_prefix_cache=nothing, engine_core=Scheduler()
-    )
-    run(engine.load_state([piece(b"first"), piece(b"second")], "p", 3))
-    assert calls[1] == (load_file, (b"first",)) and len(calls) == 3
 
 
 @pytest.mark.parametrize("width", [32, 576])

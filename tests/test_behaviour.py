@@ -1,5 +1,4 @@
-"""Behaviour of the roles over time: smoothing, the alarm for reward hacking, and who is told of
-it."""
+"""Behaviour of the roles over time: smoothing, the alarm for reward hacking."""
 
 import json
 import random
@@ -72,7 +71,7 @@ def told(seed, score, success, tasks=100, every=4, evaluations=10, noise=0.03):
     return [m[ALARM] for m in found if ALARM in m]
 
 
-SEEDS = range(40)
+SEEDS = range(15)
 
 
 def flat(level):
@@ -156,7 +155,3 @@ def test_a_resumed_run_repeats():
         follow(first, steps[:cut])
         plugin.marl_restore(second, json.loads(json.dumps(plugin.marl_state(first))))
         assert follow(second, steps[cut:]) == whole[cut:]
-
-
-# --- who is told
-# --------------------------------------------------------------------------------------------------

@@ -54,13 +54,6 @@ def test_a_resumed_run_finds_the_same_best_step(before, after):
     assert second.state() == whole.state()
 
 
-def test_one_lucky_evaluation_is_not_the_best_step():
-    best = Best("m")
-    for step, value in enumerate([0.3, 0.7, 0.3, 0.5, 0.55, 0.6, 0.6]):
-        best.see(step, {"m": value})
-    assert best.step == 6
-
-
 def test_the_best_step_is_kept_beside_the_last_ones(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1, run=RUN)
     kept = []

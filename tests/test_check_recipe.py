@@ -68,10 +68,8 @@ def test_a_good_grader_pays_every_label_and_nothing_else(recipe):
 @pytest.mark.parametrize(
     ("grader", "kinds"),
     [
-        ("return 1.0", {"wrong", "empty", "another task's"}),
         ("return 0.0", {"label"}),
         ("return float(trajectory.answer != '')", {"wrong", "another task's"}),
-        ("return float((trajectory.answer or '').isdigit())", {"wrong", "another task's"}),
         ("return float(trajectory.task.label.startswith(trajectory.answer or ''))", {"empty"}),
     ],
 )
@@ -124,11 +122,6 @@ MISTAKES = {
         "grader.py: ",
         "'yes'; expected a number",
     ),
-    "a score that is too high": (
-        {"grader": RIGHT.format("return 1.6")},
-        "grader.py: ",
-        "1.6; scores lie in [0, 1]",
-    ),
     "a name that is wrong": (
         {"grader": RIGHT.format("return trajectory.labels")},
         "grader.py:3: ",
@@ -138,11 +131,6 @@ MISTAKES = {
         {"grader": "    import os\n    os._exit(0)\n"},
         "grader.py: ",
         "runs programs in its own process",
-    ),
-    "a number that is none": (
-        {"grader": "    return 1 / 0\n"},
-        "grader.py:2: ",
-        "ZeroDivisionError",
     ),
     "a word of answers.py": (
         {"answers": f"{GIVES}yield GradedAnswers(tasks[0], rigth=['1'])\n"},
@@ -169,7 +157,6 @@ def test_what_recipes_raise_is_said_with_its_line(recipe, capsys, mistake):
 
 ENDLESS = {
     "a loop of the grader": ({"grader": RIGHT.format("while True: pass")}, "grader.py:3: "),
-    "a grader that sleeps": ({"grader": "    import time\n    time.sleep(1e6)\n"}, "grader.py:3: "),
     "a grader that waits": (
         {"grader": "    import asyncio\n    await asyncio.Event().wait()\n"},
         "grader.py:3: ",

@@ -1,5 +1,5 @@
 """Several coaches as one: how scores are joined, members that are down, disagreement, what can be
-wrong in a recipe, blame."""
+wrong in a recipe."""
 
 import asyncio
 import json
@@ -339,7 +339,3 @@ def test_a_resumed_run_has_the_same_members_and_no_secret_is_kept(recipe):
     assert not any("base_url" in key for key in found["recipe"])  # where a model answers may change
     assert found["files"]["rubric of coach a"][0] == "good.py"
     assert "good.py" in list(_named(plan, Path(words[1]).parent))
-
-
-# --- blame
-# --------------------------------------------------------------------------------------------------

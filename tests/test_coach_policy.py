@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from openai_server import nonce_in, verdict
-from refusals import briefs, refused
+from refusals import briefs
 from simulated import CharacterChat, credit, make_trajectory
 
 from marl_plugins import coach
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.run import EngineConnection
 from marl_plugins.core.scoring import SeenLast
 from marl_plugins.core.trajectory import Generation
@@ -52,12 +52,6 @@ def recipe(tmp_path):
     (folder / "coached.yaml").write_text(RECIPE)
     (folder / "answers.py").write_text(ANSWERS)
     return folder / "coached.yaml"
-
-
-def problems(*words):
-    with pytest.raises(ConfigurationError) as caught:
-        build_plan([*words, "--dry-run"])
-    return briefs(caught.value.problems)
 
 
 def started(recipe, model, *words):
@@ -137,21 +131,6 @@ def test_what_is_not_trained_has_its_devices_to_itself_and_never_sleeps(recipe, 
     run = only_players(plan.run)  # an evaluation asks no coach, and wakes nobody up
     assert [p.name for p in run.policies] == ["solver", "coder", "verifier"]
     assert not any(run.policy_args[p.name].vllm.enable_sleep for p in run.policies)
-
-
-def test_a_policy_that_is_trained_cannot_be_the_coach(recipe):
-    words = [
-        "--recipe",
-        str(recipe.with_name("tiny.yaml")),
-        "--plugin",
-        "marl_plugins.coach",
-        "--coach.policy",
-        "coder",
-    ]
-    with refused(("coach.trained_policy", "coach.policy", "coder")):
-        build_plan(words)
-    recipe.write_text(RECIPE.replace("trainable: false, ", ""))
-    assert "coach.trained_policy" in {code for code, *_ in problems("--recipe", str(recipe))}
 
 
 def test_a_judge_of_its_own_actions_is_said(recipe):

@@ -248,8 +248,5 @@ def test_what_cannot_be_trained_is_refused_with_the_flag_and_the_cure(recipe):
     recipe.write_text(RECIPE)
     found = refused(*words, "--mapping", "solver=a,coder=judge,verifier=b")
     assert without_line(found) == [("coach.plays", "coach.train_every", "judge")]
-    assert ("flags.value", "command line", "coach.train_every") in refused(
-        *words, "--coach.train_every", "0"
-    )
     recipe.write_text(RECIPE.replace("  coach.train_every: 4\n", ""))
     assert without_line(refused(*words)) == [("coach.trained_policy", "coach.policy", "judge")]

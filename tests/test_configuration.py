@@ -12,7 +12,7 @@ from refusals import briefs
 from marl_plugins.core.recipe.shipped import shipped_recipes
 from marl_plugins.core.recipe.tasks import read_tasks
 from marl_plugins.engine.hosts import upstream_cli
-from marl_plugins.engine.hosts.flags import FLAGS, flags_of
+from marl_plugins.engine.hosts.flags import flags_of
 from marl_plugins.engine.hosts.releases import TRAINED
 from marl_plugins.engine.hosts.seams import check_seams, seams_of
 from marl_plugins.engine.plan.build import build_plan
@@ -63,20 +63,6 @@ def test_a_flag_at_its_default_does_no_harm_with_any_estimator():
     plan = planned(f"{RLOO} task+role+turn --algo.advantage.gamma 1.0")
     estimator = plan.plugins.hook.marl_estimator(run=plan.run)
     assert (type(estimator).__name__, estimator.group_by) == ("LeaveOneOut", "task+role+turn")
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["reinforce", "flash_reinforce", "rloo", "reinforce_baseline", "dr_grpo", "group_norm", "gae"],
-)
-def test_every_estimator_of_upstreams_is_there(name):
-    grouped = name not in ("reinforce", "flash_reinforce", "gae")
-    more = f"{RLOO} task+role+turn --groups.scope policy" if grouped else ""
-    plan = planned(f"{more} --algo.advantage.estimator {name}")
-    estimator = plan.plugins.hook.marl_estimator(run=plan.run)
-    assert estimator.needs_critic == (name == "gae")
-    assert estimator.return_scope == ("policy" if more else "action")
-    assert estimator.gamma == 1
 
 
 def test_a_critic_starts_from_its_policys_model_or_its_own():
@@ -175,10 +161,6 @@ def test_a_plugin_alone_makes_one_role_of_upstreams_own_flags(tmp_path):
 
 def test_the_flag_table_is_upstreams_parser():
     assert flags_of(TRAINED) == upstream_cli.build_parser(upstream_cli.upstream_root()).of_upstream
-
-
-def test_flags_that_are_not_honoured_say_why():
-    assert all(flag.note for flag in FLAGS.values() if flag.status in ("refused", "replaced"))
 
 
 def test_all_seams_hold_in_the_installed_release():

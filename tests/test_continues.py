@@ -158,16 +158,8 @@ def test_what_cannot_be_continued_is_refused_with_its_place():
         r"test_continues\.py:\d+: role 'a' cannot continue .* of role 'b'",
     )
     wrong(
-        lambda r, a, b: r.a(q="x", continues="mine"),
-        "continues takes an action of the role, got str",
-    )
-    wrong(
         lambda r, a, b: r.a(q="x", continues=kept),
         "continues takes an action of this trajectory, got one of another",
-    )
-    wrong(
-        lambda r, a, b: r.a(q="x", continues=r.a(q="y")),
-        "was given, in `continues`, a call that is not awaited",
     )
 
 
@@ -240,7 +232,7 @@ def thinking_engine(seed, thinks=0.5):
     return generate
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     shown=st.sampled_from([keeping, trimming, thinking_removed]),

@@ -17,7 +17,6 @@ from marl_plugins.coach import correcting, verdict
 from marl_plugins.coach.corrections import leaks, why_refused
 from marl_plugins.coach.notes import NOTES
 from marl_plugins.core.credit import rewards_from_scores
-from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.scoring import score_trajectory
 from marl_plugins.core.trajectory import (
     Correction,
@@ -111,7 +110,7 @@ def judged(server, *words):
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-@pytest.mark.parametrize("better", ["one\n\ntwo: ```x```", "", None])
+@pytest.mark.parametrize("better", ["one\n\ntwo: ```x```", None])
 def test_a_model_is_asked_for_a_better_action_and_it_is_kept(form, better, tmp_path):
     words = ["--coach.form", form, "--coach.corrections", "--ckpt.output_dir", str(tmp_path)]
     with openai_server(lambda body, count: answered(body, better)) as (url, bodies):
@@ -239,9 +238,6 @@ def test_a_coefficient_needs_a_coach_that_corrects():
     for more in ([], ["--coach.model", "m"]):
         with refused_plan(("coach.no_corrections", "coach.corrections_coef")):
             build_plan([*words, *more])
-    build_plan([*words, "--coach.model", "m", "--coach.corrections"])
-    with pytest.raises(ConfigurationError, match=r"-0\.1 is out of range: expected at least 0"):
-        build_plan(["--recipe", RECIPE, "--coach.corrections_coef", "-0.1"])
 
 
 def credited(tmp_path, *words):

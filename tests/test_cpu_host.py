@@ -39,7 +39,7 @@ def products(linear, given, upstream, needed):
     st.booleans(),
     st.tuples(st.booleans(), st.booleans(), st.booleans()),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_products_and_gradients_are_those_of_float64_rounded_once(
     seed, rows, inputs, outputs, bias, needed
 ):

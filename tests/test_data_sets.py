@@ -232,15 +232,6 @@ def test_a_runs_folder_copies_every_file_of_a_list(recipe):
     assert {"data.jsonl", "more.jsonl"} <= {*_named(plan, recipe.folder)}
 
 
-def test_a_home_folder_stands_for_itself_in_a_list_and_after_a_name(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "a.jsonl").write_text('{"prompt": "1"}')
-    text = "~/a.jsonl, second=~/b.jsonl, owner/~c"
-    paths = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"), "owner/~c"]
-    assert [source.path for source in sources_of(text)] == paths
-    assert with_paths(text, str.upper).split(",")[1] == f"second={paths[1].upper()}"
-
-
 def test_samples_of_a_training_set_are_refused(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"input": "1", "label": "1"}\n')

@@ -73,12 +73,10 @@ def test_a_debate_with_memory(plan):
     [
         *[
             ("north", "north"),
-            ("n", "north"),
             ("South.", "south"),
-            ("s", "south"),
             ("not north but\nsouth", "south"),
         ],
-        *[("", ""), ("northern", ""), ("x", "")],
+        *[("", ""), ("northern", "")],
     ],
 )
 def test_the_judges_word(plan, text, side):

@@ -92,7 +92,7 @@ def gradient(rollout, loss):
 
 @pytest.mark.parametrize("loss", CORRECTIONS.values(), ids=CORRECTIONS)
 def test_last_bits_of_an_engines_log_probs_do_not_reach_the_weights(loss):
-    gradients = [gradient(noisy(1e-6, seed), loss) for seed in range(20)]
+    gradients = [gradient(noisy(1e-6, seed), loss) for seed in range(6)]
     assert all(torch.equal(gradients[0], other) for other in gradients[1:])
     assert not torch.equal(gradients[0], gradient(noisy(0.1, 0), loss))
 
@@ -124,16 +124,9 @@ def test_on_cpu_an_engine_has_one_request(tmp_path, flags, most):
     assert not any(args.train.full_determinism_enable for args in run.policy_args.values())
 
 
-@pytest.mark.parametrize(
-    ("flag", "code"),
-    [
-        ("train.async_enable", "determinism.async"),
-        ("vllm.enable_prefix_caching", "determinism.cache"),
-    ],
-)
-def test_what_depends_on_timing_is_refused(tmp_path, flag, code):
-    with refused((code, WHO)):
-        build_plan([*words(tmp_path, []), *PLUGIN, f"--{flag}"])
+def test_what_depends_on_timing_is_refused(tmp_path):
+    with refused(("determinism.cache", WHO)):
+        build_plan([*words(tmp_path, []), *PLUGIN, "--vllm.enable_prefix_caching"])
 
 
 def test_the_questions_beside_the_first_one_are_parts_of_it(tmp_path):

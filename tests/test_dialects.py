@@ -62,7 +62,7 @@ def test_content_ends_before_the_first_stop_string_and_the_next_turn_goes_on_fro
     chance = random.Random(3)
     key = "stop" if path == "/chat/completions" else "stop_sequences"
 
-    for _ in range(60):
+    for _ in range(20):
         text = "".join(chance.choices("abc\n", k=12))
         stops = ["".join(chance.choices("abc\n", k=chance.randint(1, 3))) for _ in range(2)]
         contents = []

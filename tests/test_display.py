@@ -1,15 +1,11 @@
-"""What a person is told of a step: losses by cause, and where numbers go to standard output."""
+"""What a person is told of a step, and where numbers go to standard output."""
 
 import json
-import re
-import time
-from collections import Counter
 
 import pytest
 from simulated import make_trajectory
 
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.engine.records import display as display_module
 from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.records.step_table import WIDTH_CHARS, StepTable
 
@@ -28,38 +24,6 @@ def test_with_json_people_are_told_on_standard_error(capsys):
         "starting engines ..." in err
         and "step 4: 1 of 1 trajectories lost: calculator: Connection refused" in err
     )
-
-
-def test_a_step_says_one_line_per_cause_and_where_there_is_no_signal(capsys):
-    found = [make_trajectory({"a": []}, sample=n) for n in range(4)]
-    for t, kind in zip(found, ["engine", "calculator", "calculator"], strict=False):
-        t.lose(kind, "gone")
-    found[3].actions[0].unscored, found[3].actions[0].explanation = (
-        "coach_busy",
-        "no verdict: HTTP 429",
-    )
-    Display(False).rollout(2, {"signal/none": 1.0}, found, Ledger(2, trained=Counter(a=1)))
-    assert capsys.readouterr().out.splitlines() == [
-        "step 2: 2 of 4 trajectories lost: calculator: gone",
-        "step 2: 1 of 4 trajectories lost: engine: gone",
-        "step 2: 1 of 4 actions without a score: coach_busy: no verdict: HTTP 429",
-        "step 2: no signal: every advantage is 0, because no two rewards that are compared differ",
-    ]
-
-
-@pytest.mark.parametrize(("total", "line"), [(40, r": 1 of 40, \d+ s\n"), (None, r": \d+ s\n")])
-def test_a_log_file_is_told_from_time_to_time_that_a_phase_lasts(capsys, monkeypatch, total, line):
-    monkeypatch.setattr(display_module, "SAID_EVERY_SECONDS", 0.01)
-    printed = ""
-    with Display(False).phase("starting engines", total, announce=True) as tick:
-        tick()
-        for _ in range(1000):
-            if re.search(rf"\d\d:\d\d:\d\d starting engines{line}", printed):
-                break
-            time.sleep(0.01)
-            printed += capsys.readouterr().out
-        else:
-            pytest.fail(printed)
 
 
 @pytest.mark.parametrize("count", [1, 8])

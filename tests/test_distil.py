@@ -158,8 +158,15 @@ def without_nonce(text):
     return re.sub(r"\b[0-9a-f]{8}\b", "NONCE", text)
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
-@pytest.mark.parametrize("more", [[], ["--coach.corrections"], ["--coach.ground_truth", "none"]])
+@pytest.mark.parametrize(
+    ("form", "more"),
+    [
+        ("text", []),
+        ("text", ["--coach.corrections"]),
+        ("json", ["--coach.corrections"]),
+        ("json", ["--coach.ground_truth", "none"]),
+    ],
+)
 def test_each_line_is_the_question_that_was_asked_and_the_verdict_that_was_given(
     form, more, tmp_path, capsys
 ):

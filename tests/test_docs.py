@@ -4,8 +4,6 @@ import asyncio
 import inspect
 import re
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -13,14 +11,11 @@ import pages
 import pytest
 from simulated import CharacterChat
 
-import marl_plugins
 from marl_plugins.core import hookspecs
 from marl_plugins.core.section import Model
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.engine.manager import Plugins, load_file
-from marl_plugins.engine.plan.build import build_plan
-from marl_plugins.engine.plan.devices import needed_devices
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -96,25 +91,6 @@ def test_the_tables_leave_nothing_out():
 # --------------------------------------------------------------------------------------------------
 
 
-def words():
-    """Rows of the two tables of "The public names": name, module, and what is said."""
-    text = (DOCS / "hooks.md").read_text()
-    start, end = pages.table_under(text, "The public names")
-    offered = [
-        re.split(r" \| ", line.strip("| \n"), maxsplit=1)
-        for line in text[start:end].splitlines()[2:]
-    ]
-    others = re.search(r"\| name \| import from .*\n((?:\|.*\n)+)", text)[1].splitlines()[1:]
-    return [(name, "`marl_plugins`", about) for name, about in offered] + [
-        re.split(r" \| ", line.strip("| \n"), maxsplit=2) for line in others
-    ]
-
-
-def test_the_table_has_the_public_names():
-    named = [name.strip("`") for name, module, _ in words() if module == "`marl_plugins`"]
-    assert sorted(named) == sorted(marl_plugins.__all__)
-
-
 def test_the_contract_tests_of_the_page_run(tmp_path, monkeypatch):
     code = fenced("hooks.md", "# test_brevity.py").replace("# recipe = ", "recipe = ")
     code = code.replace("    your own, as", "  # your own, as")
@@ -133,10 +109,6 @@ def test_the_contract_tests_of_the_page_run(tmp_path, monkeypatch):
     for name in tests:
         getattr(kit, name)()
     assert len(tests) > 5
-
-
-# --- coach.md
-# --------------------------------------------------------------------------------------------------
 
 
 # --- recipes.md
@@ -170,12 +142,6 @@ def simulated(workflow, task, prompts, says, tools=None, finish="stop"):
             workflow, task, 0, step=1, run_seed=0, roles=roles, tools=tools or {}, generate=generate
         )
     )
-
-
-def test_a_plan_for_gpus_can_be_made_without_any(monkeypatch):
-    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
-    run = build_plan(["--recipe", "mathchat", "--dry-run"]).run
-    assert run.device == "cuda" and needed_devices(run) == {"solver": 1, "coder": 1, "verifier": 1}
 
 
 # --- the README and the package
@@ -212,19 +178,3 @@ def test_modules_outside_the_runtime_import_nothing_heavy_at_the_top():
                 path,
                 line,
             )
-
-
-def test_importing_plugins_is_light():
-    """`--help`, `plugins` and `--dry-run` import every plugin; torch, Ray and transformers take
-    seconds."""
-    script = (
-        "import sys; from marl_plugins.core.loading import load; from "
-        "marl_plugins.core.plugin_names import SHIPPED; "
-        "[load(name) for name in SHIPPED]; "
-        "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'openrlhf', 'numpy'} & "
-        "sys.modules.keys()))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]", done.stdout

@@ -12,9 +12,6 @@ from marl_plugins.engine.hosts.old_flags import old_flags
 ROOT = Path(__file__).resolve().parent.parent
 
 
-# --- help ---------------------------------------------------------------------------------------
-
-
 # --- flags
 
 

@@ -24,7 +24,6 @@ from marl_plugins.core.rows import Row
 from marl_plugins.engine.plan.build import build_plan
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-FILES = sorted(EXAMPLES.glob("*.py"))
 
 
 class TestMaxRL(PlannedOnce):
@@ -93,15 +92,9 @@ def test_a_section_is_read_and_what_is_over_the_limit_costs(limited):
     [
         ("{wieght: 1}", "word_limits.wieght: unknown key; did you mean 'weight'?"),
         (
-            "{roles: {voter: {words: 0}}}",
-            "word_limits.roles.voter.words: expected at least 1, got 0",
-        ),
-        ("{roles: {voter: {}}}", "word_limits.roles.voter.words: this key is missing"),
-        (
             "{roles: {votre: {words: 3}}}",
             "word_limits.roles.votre: no such role; did you mean 'voter'?",
         ),
-        ("5", "word_limits: expected a mapping such as {weight: ...}, got 5"),
     ],
 )
 def test_what_is_wrong_with_a_section_is_said_with_file_line_and_key(limited, text, problem):

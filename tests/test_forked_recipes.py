@@ -14,8 +14,8 @@ from marl_plugins.engine.runtime.forking import Original, fork, said_again
 from marl_plugins.engine.runtime.lifetime import plugins_started
 
 RECIPES = (
-    *("mathchat/tiny.yaml", "mathchat/tiny_graph.yaml", "mathchat/tiny_program.yaml"),
-    *("vote/tiny.yaml", "debate/tiny.yaml", "kuhn_poker/population.yaml", "coder_tester/tiny.yaml"),
+    *("mathchat/tiny_graph.yaml", "mathchat/tiny_program.yaml"),
+    *("vote/tiny.yaml", "kuhn_poker/population.yaml", "coder_tester/tiny.yaml"),
 )
 
 

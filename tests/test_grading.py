@@ -94,13 +94,7 @@ FAILING = {
     ),
     **{
         f"ends {what} by {error}": (f"def f(x):\n    raise {error}", checks)
-        for error in (
-            "StopIteration",
-            "StopAsyncIteration",
-            "GeneratorExit",
-            "SystemExit",
-            "KeyboardInterrupt",
-        )
+        for error in ("StopIteration", "GeneratorExit", "SystemExit")
         for what, checks in {
             "all": "assert all(map(lambda x: f(x) == x, [1, 2]))",
             "zip": "for got, want in zip(map(f, [1, 2]), [1, 2]):\n    assert got == want",
@@ -170,16 +164,6 @@ def test_checks_that_need_too_many_answers_in_turn_are_broken():
     assert found.broken and "more than 50 answers in turn" in found.reason
 
 
-def test_what_failed_is_named(passed):
-    assert (
-        passed("def f(x): return 1", "\nassert f(1) == 2").reason == "checks.py:2: AssertionError"
-    )
-    assert passed("", "assert f(1) == 2").reason.startswith("checks.py:1: NameError")
-    assert "SyntaxError" in passed("def f(", CHECKS).reason
-    assert "after 2 s" in passed("while True: pass", CHECKS).reason
-    assert "plain value" in passed(HOSTILE["equal to all"], CHECKS).reason
-
-
 def test_programs_that_meet_the_same_checks_one_after_the_other_do_not_share_answers():
     """A checker keeps what checks ask first."""
 
@@ -199,14 +183,10 @@ def test_programs_that_meet_the_same_checks_one_after_the_other_do_not_share_ans
         *[
             ("assert f(1) == 3", True),
             ("assert f(1) == f(1)", False),
-            ("assert True", False),
-            ("", False),
         ],
         *[
             ("raise SystemExit", False),
-            ("assert f(1", False),
             ("f(1)", False),
-            ("assert f(1)", True),
         ],
     ],
 )
@@ -310,8 +290,6 @@ PAIRS = [f"assert f({n}) == {2 * n}" for n in range(4)]
 @pytest.mark.parametrize(
     ("program", "share"),
     [
-        ("def f(x): return x * 2", 1.0),
-        ("def f(x): return x * 2 if x < 2 else 0", 0.5),
         ("def f(x):\n    if x == 3: raise SystemExit\n    return x * 2", 0.75),
         ("import os\ndef f(x):\n    os._exit(0)", 0.0),
     ],
@@ -357,21 +335,10 @@ TESTS_OF_ALL_KINDS = (
 )
 
 
-def checked(program, checks):
-    async def passed():
-        checker = Checker(seconds=5)
-        try:
-            return await checker.passed(program, checks)
-        finally:
-            await checker.close()
-
-    return asyncio.run(passed())
-
-
 @pytest.mark.parametrize("checks", TESTS_OF_ALL_KINDS)
-def test_tests_of_all_kinds_are_run(checks):
-    assert checked("def f(x): return x + 6", checks).passed
-    found = checked("def f(x): return 0", checks)
+def test_tests_of_all_kinds_are_run(passed, checks):
+    assert passed("def f(x): return x + 6", checks).passed
+    found = passed("def f(x): return 0", checks)
     assert not found.passed and not found.broken
 
 
@@ -379,8 +346,8 @@ def test_tests_of_all_kinds_are_run(checks):
     "checks",
     ["", "def check():\n    assert f(1) == 7", "class F:\n    def test_f(self): assert f(1) == 7"],
 )
-def test_checks_that_ask_nothing_are_broken(checks):
-    assert checked("def f(x): return 7", checks).broken
+def test_checks_that_ask_nothing_are_broken(passed, checks):
+    assert passed("def f(x): return 7", checks).broken
 
 
 @pytest.mark.parametrize(
@@ -396,13 +363,13 @@ def test_checks_that_ask_nothing_are_broken(checks):
         ),
     ],
 )
-def test_what_a_program_gives_piece_by_piece_crosses(body, check):
-    assert checked(f"def f(x):\n    {body}", f"assert {check}").passed
-    assert not checked(f"def f(x):\n    {body}", f"assert not ({check})").passed
+def test_what_a_program_gives_piece_by_piece_crosses(passed, body, check):
+    assert passed(f"def f(x):\n    {body}", f"assert {check}").passed
+    assert not passed(f"def f(x):\n    {body}", f"assert not ({check})").passed
 
 
-def test_an_endless_iterator_fails():
-    found = checked("def f(x):\n    while True: yield x", "assert next(f(1)) == 1")
+def test_an_endless_iterator_fails(passed):
+    found = passed("def f(x):\n    while True: yield x", "assert next(f(1)) == 1")
     assert not found.passed and not found.broken
 
 

@@ -68,16 +68,11 @@ def test_a_data_set_is_a_case():
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "binary_matrix",
-            "string_insertion",
-            "spiral_matrix",
-            "n_queens",
-            "countdown",
-            "puzzle24",
-            "propositional_logic",
-        ),
-        *("polynomial_multiplication", "simple_integration", "intermediate_integration"),
+        "binary_matrix",
+        "countdown",
+        "propositional_logic",
+        "polynomial_multiplication",
+        "simple_integration",
     ],
 )
 def test_no_answer_is_executed(name, tmp_path):
@@ -104,16 +99,9 @@ def test_no_answer_is_executed(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        *(
-            ("binary_matrix", "9**9**9**9"),
-            ("countdown", "9**9**9**9"),
-            ("binary_matrix", "[" * 10_000),
-        ),
-        *(
-            ("propositional_logic", "\u2227" * 1000),
-            ("propositional_logic", "(" * 9000),
-            ("arc_1d", "1" * 10**6),
-        ),
+        ("countdown", "9**9**9**9"),
+        ("binary_matrix", "[" * 10_000),
+        ("propositional_logic", "(" * 9000),
     ],
 )
 def test_no_answer_keeps_the_grader_busy_or_raises(name, answer):

@@ -12,10 +12,19 @@ import time
 from pathlib import Path
 
 import pytest
-from hostile_programs import LEVELS, LIMITS, NAP, PROGRAMS, files_left, processes_left, run_answer
+from hostile_programs import (
+    ENDS,
+    LEVELS,
+    LIMITS,
+    NAP,
+    OUTPUT,
+    PROGRAMS,
+    files_left,
+    processes_left,
+    run_answer,
+)
 
 from marl_plugins.builtin.tools.python import (
-    PythonToolConfig,
     find_programs,
     python_tool,
     run_program,
@@ -57,6 +66,14 @@ lets them."""
 TRIED = sorted({LEVELS[0], LEVELS[-1]})
 
 
+SAME = {**OUTPUT, **ENDS}.keys() - {"forges a report", "floods the report", "raises its limits"}
+"""Programs that end or print as they do, whatever they may reach: one level is enough."""
+
+
+def levels_of(name):
+    return LEVELS[-1:] if name in SAME else TRIED
+
+
 @pytest.fixture(scope="module")
 def loop():
     with asyncio.Runner() as runner:
@@ -92,7 +109,11 @@ async def run(sandbox, program, limits=LIMITS):
     return await run_program(program, limits, sandbox.sandbox)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    ("sandbox", "name"),
+    [(level, name) for level in TRIED for name in PROGRAMS if level in levels_of(name)],
+    indirect=["sandbox"],
+)
 @pytest.mark.usefixtures("clean")
 def test_whatever_a_program_does_is_an_answer(name, sandbox, loop):
     ok, said = SAYS.get(name, (None, ""))
@@ -198,7 +219,7 @@ def test_a_cancelled_call_leaves_nothing(sandbox, loop):
 
 
 @pytest.mark.parametrize("level", TRIED)
-@pytest.mark.parametrize("program", ["a daemon by two forks", "stops its parent", "a bomb"])
+@pytest.mark.parametrize("program", ["a daemon by two forks", "stops its parent"])
 def test_programs_end_with_whoever_runs_them(program, level, tmp_path):
     script = f"""
         import asyncio, tempfile
@@ -249,14 +270,7 @@ def test_the_programs_of_a_trajectory_share_its_seconds(sandbox, loop):
     assert last.output.endswith("s of 0.5 s")
 
 
-def test_a_recipes_limits_reach_the_tool():
-    tool = python_tool(PythonToolConfig(calls_per_answer=2, seconds_per_trajectory=7))
-    assert (tool.calls_per_answer, tool.seconds_per_trajectory) == (2, 7)
-
-
-@pytest.mark.parametrize(
-    "answer", ["```python" + "\n" * 300_000, "```python" + " " * 300_000, "```py\n" * 50_000]
-)
+@pytest.mark.parametrize("answer", ["```python" + "\n" * 300_000, "```py\n" * 50_000])
 def test_no_answer_makes_looking_for_programs_slow(answer):
     """With time that grows with the square of the length this would take minutes."""
     assert all("```" not in program for program in find_programs(answer))

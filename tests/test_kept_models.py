@@ -59,7 +59,6 @@ def test_another_file_in_the_package_is_refused(cache, tmp_path, monkeypatch):
     [
         (["nowhere.gguf"], "models.source"),
         (["TINY", "--name", "tiny"], "models.name"),
-        (["TINY", "--name", "a/b"], "models.name"),
         (["EMPTY"], "models.no_config"),
         (["TINY", "--name", "taken"], "models.taken"),
     ],

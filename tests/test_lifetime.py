@@ -54,9 +54,7 @@ def test_plugins_start_and_stop_in_the_loop_of_the_run(tmp_path):
     assert notes == [("start", "train", loops[0]), ("stop", loops[0])]
 
 
-@pytest.mark.parametrize(
-    "error", [RunEnded("a process died"), KeyboardInterrupt(), ZeroDivisionError()]
-)
+@pytest.mark.parametrize("error", [RunEnded("a process died"), KeyboardInterrupt()])
 def test_plugins_are_stopped_whatever_ends_the_run(tmp_path, error):
     def fail(loop):
         raise error
@@ -73,11 +71,6 @@ def test_what_ended_the_run_is_reported_also_when_a_plugin_cannot_stop(tmp_path,
     _, raised = started(tmp_path, fail, more="1 / 0")
     assert str(raised) == "a process died; step 3 is saved"
     assert "marl_stop raised ZeroDivisionError" in capsys.readouterr().err
-
-
-def test_a_plugin_that_cannot_stop_is_not_hidden(tmp_path):
-    _, raised = started(tmp_path, lambda loop: None, more="1 / 0")
-    assert "service.py: marl_stop raised ZeroDivisionError" in str(raised)
 
 
 class Session:

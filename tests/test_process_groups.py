@@ -35,12 +35,6 @@ def stored(found):
     return found.run.processes.object_store_bytes(found.run)
 
 
-def test_without_the_plugin_every_policy_has_devices_of_its_own():
-    run = build_plan(SUMS).run
-    assert run.processes.lasting and run.processes.object_store_bytes(run) == 0
-    assert needed_devices(run) == {"solver": 2, "coder": 2, "verifier": 2}
-
-
 def test_policies_share_as_many_seats_as_the_largest_one_needs():
     found = plan("--policy.coder.actor.num_gpus_per_node", "2")
     assert found.run.processes.seating == Seating(2)
@@ -78,17 +72,6 @@ def test_the_object_store_is_as_large_as_all_states():
             [("seats.too_few", "marl_plugins.process_groups", "coder")],
         ),
         (
-            [
-                "--process_groups.seats",
-                "1",
-                "--process_groups.nodes",
-                "4",
-                "--policy.coder.actor.num_gpus_per_node",
-                "2",
-            ],
-            [("seats.too_few", "marl_plugins.process_groups", "coder")],
-        ),
-        (
             ["--process_groups.seats", "1", "--algo.advantage.estimator", "gae"],
             [
                 ("seats.too_few", "recipe.yaml:24", "marl_plugins.process_groups", "solver"),
@@ -119,11 +102,9 @@ def test_what_cannot_be_seated_is_said_before_anything_starts(words, expected, m
 @pytest.mark.parametrize(
     ("seats", "nodes", "of_nodes", "fits"),
     [
-        (2, 1, [4, 3], True),
         (3, 2, [4, 3], True),
         (4, 2, [4, 4, 1], True),
         (4, 2, [4, 3, 2], False),
-        (5, 1, [4, 4], False),
     ],
 )
 def test_seats_of_one_node_are_on_one_node(seats, nodes, of_nodes, fits, monkeypatch):
@@ -223,7 +204,7 @@ WORK = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(2, 3),
     st.lists(st.integers(1, 2), min_size=4, max_size=4),
@@ -314,7 +295,7 @@ def solver():
     return plan().run.policy_args["solver"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), INSTANT, st.none() | st.integers(1, 40).map(lambda n: n / 4)),

@@ -6,9 +6,6 @@ import pytest
 from refusals import brief, found_by
 from routers import Triage
 
-from marl_plugins.engine.plan.build import build_plan
-from marl_plugins.engine.plan.describe import describe
-
 ROWS = [{"question": f"q{n}", "answer": "registry"} for n in range(8)]
 
 
@@ -34,20 +31,12 @@ def warnings(folder):
     return [brief(problem) for problem in folder.plan().run.warnings]
 
 
-def said(folder):
-    return "\n".join(map(str, folder.plan().run.warnings))
-
-
 def refusal(folder):
     return found_by(folder.plan)
 
 
 def codes(found):
     return {code for code, *_ in found}
-
-
-def taken(folder):
-    return str(describe(folder.plan())).replace("\\", "")
 
 
 def test_saving_every_zero_steps_is_refused(folder):
@@ -78,7 +67,3 @@ def test_prompts_that_contradict_each_other_are_said(folder):
 ])  # fmt: skip
 def test_equal_prompts_may_differ_in_what_the_workflow_is_given(folder, rows):
     assert warnings(with_data(folder, rows)) == []
-
-
-def test_the_shipped_recipes_are_silent():
-    assert build_plan(["--recipe", "kuhn_poker/tiny.yaml"]).run.warnings == ()

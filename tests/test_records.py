@@ -4,14 +4,12 @@ key."""
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import inspected_runs
 import pytest
-from refusals import refused
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.engine.plan.build import build_plan
@@ -66,19 +64,7 @@ def written_records(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_two_runs_do_not_write_to_one_folder(tmp_path):
-    with (
-        held("ckpt.output_dir", tmp_path / "out"),
-        refused(("run_folder.locked", "ckpt.output_dir", "out")),
-        held("ckpt.output_dir", tmp_path / "out"),
-    ):
-        pass
-    with held("ckpt.output_dir", tmp_path / "out"):
-        pass
-
-
-@pytest.mark.parametrize("flag", ["ckpt.output_dir", "ckpt.path"])
-def test_a_second_run_is_refused_before_anything_starts(tmp_path, flag):
+def test_a_second_run_is_refused_before_anything_starts(tmp_path):
     words = [
         sys.executable,
         "-m",
@@ -88,14 +74,13 @@ def test_a_second_run_is_refused_before_anything_starts(tmp_path, flag):
         "tests/recipes/sums/tiny.yaml",
     ]
     words += ["--ckpt.output_dir", str(tmp_path / "out"), "--ckpt.path", str(tmp_path / "saved")]
-    folder = {"ckpt.output_dir": tmp_path / "out", "ckpt.path": tmp_path / "saved"}[flag]
-    with held(flag, folder):
+    with held("ckpt.path", folder := tmp_path / "saved"):
         done = subprocess.run(
             words, capture_output=True, text=True, cwd=Path(__file__).parent.parent
         )
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(
-        f"error: --{flag}: {folder}: another run (process {os.getpid()} on "
+        f"error: --ckpt.path: {folder}: another run (process {os.getpid()} on "
     )
     assert not (tmp_path / "out" / "run").exists()
 
@@ -142,32 +127,3 @@ def test_the_numbers_arrive_and_the_key_is_written_nowhere(records):
         json.loads((records / "out" / "plan.json").read_text())["flags"]["logger.wandb.key"]
         == "***"
     )
-
-
-def test_the_trackers_get_the_same_tasks_at_each_step(records):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.util.tensor_util import make_ndarray
-
-    (folder,) = (records / "tensorboard").iterdir()
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    for name in ("train/trajectories", "eval/trajectories"):
-        texts = [
-            make_ndarray(event.tensor_proto).item().decode()
-            for event in events.Tensors(f"{name}/text_summary")
-        ]
-        tasks = [
-            [line.strip() for line in text.splitlines() if re.fullmatch(r" {4}t\d", line)]
-            for text in texts
-        ]
-        assert len(texts) == 2 and len(tasks[0]) == 2 and tasks[0] == tasks[1]
-        assert "\x1b" not in "".join(texts)
-        assert all(
-            line.startswith("    ")
-            for text in texts
-            for line in text.splitlines()
-            if "<script>" in line
-        )
-    tables = [json.loads(path.read_text()) for path in records.rglob("*.table.json")]
-    assert len(tables) == 4 and {len(table["data"]) for table in tables} == {2}
-    assert all(table["columns"][:3] == ["step", "task", "sample"] for table in tables)

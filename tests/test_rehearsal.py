@@ -168,18 +168,12 @@ def test_a_good_workflow_is_planned_without_a_word_and_shows_who_sees_whom(folde
 @pytest.mark.parametrize(
     "lines",
     [
-        [JUDGE.format("pro").replace("history=", "other=con, history=")],
-        [JUDGE.format("(pro, 'and', con)")],
         [JUDGE.format("f'{pro} {con}', after=[pro, con]")],
-        [JUDGE.format("str(con), after=(con,)")],
-        ["tasks = [asyncio.create_task(roles.pro(question=q)) for q in 'ab']",
-         "for task_ in tasks:", "    pro = await task_", JUDGE.format("pro")],
         ["async with asyncio.TaskGroup() as group:", "    a = group.create_task(roles.pro(question='a'))",
          "    b = group.create_task(roles.con(question='b'))", JUDGE.format("[a.result(), "
                                                                             "b.result()]")],
         ["a, b = await asyncio.gather(roles.pro(question='a'), "
          "roles.con(question='b'))", JUDGE.format("[a, b]")],
-        ["a = await asyncio.wait_for(roles.pro(question='a'), 5)", JUDGE.format("[a, con]")],
         ["a = asyncio.create_task(roles.pro(question='a'))", "a.cancel()", JUDGE.format("con")],
         ["done, left = await asyncio.wait({asyncio.create_task(roles.pro(question=q)) for q in "
          "'ab'},",
@@ -189,8 +183,6 @@ def test_a_good_workflow_is_planned_without_a_word_and_shows_who_sees_whom(folde
          "a.role)", JUDGE.format("said")],
         ["later = roles.pro(question='')", "con = await roles.con(question='')", "pro = await "
                                                                                  "later", JUDGE.format("[pro]")],
-        ["verdict = " + JUDGE.format("con").removeprefix("return "), "return str(verdict) == "
-                                                                     "task.label"],
         ["said = [pro, con]", JUDGE.format("said").replace("return", "last ="), "said.append(last)", "return last"],
     ],
 )  # fmt: skip
@@ -209,14 +201,11 @@ def test_ways_to_call_that_are_right(folder, lines):
                                                          "mean 'judge'?"),
         ([JUDGE.format("pro").replace("history", "story")], "['history', 'question'], the workflow "
                                                             "gave ['question', 'story']"),
-        (["return await roles.judge(pro)"], "role 'judge' takes its fields by name: "
-                                            "roles.judge(FIELD=...)"),
         (["await tools.serch('x')", JUDGE.format("pro")], "no tool 'serch'"),
         ([JUDGE.format("pro, after=pro")], "after takes a list of actions, as in after=[x]; got "
                                            "Action"),
         ([JUDGE.format("{'pro': pro}")], "role 'judge', field 'history': a dict that holds actions "
                                          "cannot be shown; give each"),
-        ([JUDGE.format("(str(a) for a in (pro, con))")], "a generator has no text; write a list"),
         (["try: await roles.con(question='', after=pro)", "except Exception: pass", JUDGE.format("con")],
          "after takes a list of actions, as in after=[x]; got Action"),
         (["raise SystemExit(3)"], "SystemExit(3) ends the program; raise an exception that says "
@@ -233,8 +222,6 @@ def test_what_no_answer_changes_is_wrong(folder, lines, part):
     [
         ("def run(task, roles, tools):\n    return str(roles)", 1, "write `async def run(task, "
                                                                    "roles, tools)`"),
-        ("async def run(task, roles, tools):\n    yield 1", 1, "run gives async_generator at once; "
-                                                               "write `async def"),
         ("async def run(task, roles):\n    return ''", 1, "run is called with task, roles and "
                                                           "tools"),
         ("import asyncio\nasync def run(task, roles, tools):\n    async with asyncio.TaskGroup() "
@@ -266,13 +253,10 @@ MORE = ("async def more():", "    return await roles.pro(question='')")
                                                              "awaited"),
         ([NEW, JUDGE.format("new")], 6, "role 'judge' was given, as 'history', a call that is not "
                                         "awaited"),
-        ([NEW, JUDGE.format("con, after=[new]")], 6, "role 'judge' was given, in `after`, a call"),
         ([BOTH, JUDGE.format("con")], 6, "a task that nobody"),
         (["new = asyncio.create_task(roles.pro(question=''))", JUDGE.format("con")], 6, "role 'pro' runs as a task"),
         ([*MORE, "new = more()", JUDGE.format("con")], 8,
          "more is called, and nobody awaits it"),
-        ([*MORE, "new = asyncio.create_task(more())", JUDGE.format("con")], 6,
-         "more runs as a task that nobody awaits when run ends; await it, or cancel it"),
     ],
 )  # fmt: skip
 def test_a_call_that_nobody_awaits_is_wrong_wherever_it_ends_up(folder, capfd, lines, line, part):
@@ -289,17 +273,13 @@ def test_a_call_that_nobody_awaits_is_wrong_wherever_it_ends_up(folder, capfd, l
     ("value", "code", "part"),
     [
         ("task.prompt.strip, after=[con]", "rehearsal.mistake", "call it: strip()"),
-        ("con.text.strip, after=[con]", "rehearsal.mistake", "call it: strip()"),
-        ("time.sleep, after=[con]", "rehearsal.mistake", "call it: sleep()"),
         ("con.generation, after=[con]", "rehearsal.mistake", "show the action"),
         ("[await tools.python('1')], after=[con]", "rehearsal.mistake", "show its `output`"),
-        ("object(), after=[con]", "rehearsal.mistake", "write the text"),
         (
             "f'It said {con.text.strip}', after=[con]",
             "rehearsal.object_shown",
             "<built-in method strip of",
         ),
-        ("f'{asyncio.gather}', after=[con]", "rehearsal.object_shown", "<function gather at 0x"),
         (
             "{'tool': await tools.python('1')}, after=[con]",
             "rehearsal.object_shown",
@@ -320,10 +300,8 @@ def test_what_has_no_text_of_its_own_is_not_shown(folder, value, code, part):
     ("value", "sources"),
     [
         ("f'{pro}'", "role 'pro'"),
-        ("str(con)", "role 'con'"),
         ("pro.text.upper()", "role 'pro'"),
         ("'\\n'.join(str(a) for a in (pro, con))", "roles 'pro', 'con'"),
-        ("[str(con)]", "role 'con'"),
         ("{'con': str(con)}", "role 'con'"),
         ("f'{con}', after=[pro]", "role 'con'"),
     ],
@@ -337,10 +315,6 @@ def test_an_answer_that_is_shown_without_a_dependency_is_said(folder, value, sou
     assert "after=[...]" in warning
 
 
-def test_a_dependency_through_another_action_is_enough(folder):
-    assert folder.ending(JUDGE.format("f'{pro}', after=[con]")).warnings() == []
-
-
 @pytest.mark.parametrize(
     ("lines", "kind", "error"),
     [
@@ -348,11 +322,6 @@ def test_a_dependency_through_another_action_is_enough(folder):
             [JUDGE.format("int(str(pro)), after=[pro]")],
             "a word",
             "ValueError: invalid literal for int()",
-        ),
-        (
-            [JUDGE.format("1 / (str(con) == '1' or 1) / (str(con) != '1'), after=[con]")],
-            "the number 1",
-            "ZeroDivisionError",
         ),
     ],
 )
@@ -365,9 +334,7 @@ def test_what_one_kind_of_answer_raises_is_said(folder, lines, kind, error):
     ("value", "code", "part"),
     [
         ("con, aftr=[pro]", "rehearsal.unshown", "did you mean 'after'?"),
-        ("con, continue_=con", "rehearsal.unshown", "did you mean 'continues'?"),
         ("con, draft=con", "rehearsal.unshown", "write {draft} into its prompt"),
-        ("con, hint='be short'", "rehearsal.unshown", "write {hint} into its prompt"),
         ("{enum.Enum('E', {'A': 'x'}).A: 1}, after=[con]", "rehearsal.object_shown", "<e.a: 'x'>"),
     ],
 )
@@ -415,9 +382,8 @@ def test_a_workflow_that_waits_is_left_there(folder, monkeypatch):
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("line", ["time.sleep(2)", "while True: pass"], ids=str)
-def test_a_workflow_that_blocks_is_wrong_and_holds_nothing_up(folder, line):
-    folder.ending(line, JUDGE.format("con"))
+def test_a_workflow_that_blocks_is_wrong_and_holds_nothing_up(folder):
+    folder.ending("while True: pass", JUDGE.format("con"))
     assert folder.codes() == [("rehearsal.blocks", f"workflow.py:{LAST}")]
 
 
@@ -429,7 +395,6 @@ def test_a_workflow_that_blocks_is_wrong_and_holds_nothing_up(folder, line):
     ("label", "value"),
     [
         ('"blue"', "str(task.label)"),
-        ('"42"', "int(task.label)"),
         ('{"answer": "blue"}', "task.label['answer']"),
         ('"blue"', "con if str(con) == '1' else task.label"),
     ],
@@ -450,11 +415,6 @@ def test_a_label_that_is_shown_to_a_role_is_wrong(folder, label, value):
     [
         (["return task.label"], 6, "rehearsal.label_answer"),
         (
-            [JUDGE.format("con").replace("return", "said ="), "return f'{said} {task.label}'"],
-            7,
-            "rehearsal.label_answer",
-        ),
-        (
             [JUDGE.format("con").replace("return", "said ="), "return task.label[0]"],
             7,
             "rehearsal.label_matters",
@@ -473,7 +433,6 @@ def test_a_label_that_is_the_answer_is_said(folder, lines, line, code):
     ("label", "lines"),
     [
         ('"blue"', ["assert task.label in ('blue', 'red')", JUDGE.format("con")]),
-        ('"B"', ["place = 'ABCD'.index(task.label)", JUDGE.format("con")]),
         ('"yes"', ["if str(con) == task.label:", "    return con", JUDGE.format("con")]),
         ("True", [JUDGE.format("con")]),
     ],
@@ -527,13 +486,11 @@ def test_the_rehearsal_changes_no_task(folder):
     [
         ("def score_outcome(a, b):\n    return 1", 1, "missing a required argument: 'b'; "
                                                       "score_outcome is called with trajectory"),
-        ("\ndef score_outcome(t):\n    return 5", 2, "is 5; scores lie in [0, 1]"),
         ("def score_outcome(t):\n    return 5 if t.answer == '1' else 0", 1, "is 5; scores lie in "
                                                                              "[0, 1]"),
         ("def score_outcome(t):\n    return t.task.metadata['subject']", 2, f"KeyError: 'subject'{NONE} (score_outcome raises it"),
         ("async def f(t):\n    return 1\ndef score_outcome(t):\n    f(t)\n    return "
          "1.0", 4, "f is called, and nobody awaits"),
-        ("def score_outcome(t):\n    return 1\ndef score_action(a):\n    return 1", 3, "score_action is called with action"),
         ("def score_outcome(t):\n    return 1\ndef score_action(a, seen):\n    return "
          "-1", 3, " is -1; scores lie in [0, 1]"),
         ("def score_outcome(t):\n    return 1\ndef score_action(a, seen):\n    return seen.label "
@@ -555,10 +512,6 @@ def test_a_grader_that_cannot_work_is_wrong(folder, code, line, part):
         ("def score_outcome(t):\n    raise ConnectionRefusedError('no judge')", "score_outcome "
                                                                                 "does not run: "
                                                                                 "ConnectionRefused"),
-        ("def score_outcome(t):\n    try:\n        raise ConnectionRefusedError\n    except "
-         "OSError as e:\n"
-         "        raise RuntimeError('no judge') from e", "score_outcome does not run: "
-                                                          "RuntimeError: no judge"),
     ],
 )  # fmt: skip
 def test_a_grader_that_may_work_is_a_warning(folder, code, part):
@@ -578,9 +531,7 @@ ONE_FOR_EACH = "{r: secrets.randbelow(10**9) / 10**9 for r in {a.role for a in t
             2,
             "unlike",
         ),
-        ("import random\ndef score_outcome(t):\n    return random.Random().random()", 2, "unlike"),
         (f"import secrets\nasync def score_outcome(t):\n    return {ONE_FOR_EACH}", 2, "unlike"),
-        ("n = 0\ndef score_outcome(t):\n    global n\n    n += 1\n    return 1 / n", 2, "unlike"),
         (
             "n = []\ndef score_outcome(t):\n    return 1\ndef score_action(a, seen):\n    "
             "n.append(1)\n    return 1 / len(n)",
@@ -588,11 +539,6 @@ ONE_FOR_EACH = "{r: secrets.randbelow(10**9) / 10**9 for r in {a.role for a in t
             "unlike",
         ),
         ("import random\ndef score_outcome(t):\n    return random.random()", 2, "random"),
-        (
-            "import random\ndef score_outcome(t):\n    return float(random.choice('ab') == 'c')",
-            2,
-            "random",
-        ),
     ],
 )
 def test_a_grader_that_does_not_repeat_is_a_warning(folder, code, line, kind):
@@ -641,7 +587,6 @@ RUBRIC = {{"pro": RULES, "con": RULES, "judge": RULES}}
     [
         ("5", "gave 5.0; expected 0 to 1"),
         ("seen.label == ''", "rubric.py:3: AttributeError: 'Seen' object has no attribute 'label'"),
-        ("None", "rubric.py: "),
     ],
 )
 def test_a_rubric_that_cannot_work_is_wrong(folder, rule, part):

@@ -19,7 +19,6 @@ from marl_plugins.core.ledger import Ledger
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.engine.records.write import cut_back
-from marl_plugins.engine.runtime.experience import weighed
 from marl_plugins.replay import (
     Buffer,
     chances_and_weights,
@@ -28,7 +27,6 @@ from marl_plugins.replay import (
     priority,
 )
 
-torch = pytest.importorskip("torch")
 PLUGIN = "marl_plugins.replay"
 PRIORITIES = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=20)
 
@@ -82,13 +80,6 @@ def test_exponential_priorities_are_equation_16_relative_to_the_largest():
     assert found == pytest.approx([math.exp(0.7 * (s - max(sums))) for s in sums])
     assert exponential_priorities(groups, 1e6, 2.0) == [1e-6, 1.0]
     assert exponential_priorities(groups, 0.7, 0.0) == pytest.approx([1, math.exp(-0.175)])
-
-
-def test_a_rows_advantages_are_multiplied_by_its_weight():
-    advantages = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    one, half = SimpleNamespace(weight=1.0), SimpleNamespace(weight=0.5)
-    assert weighed([one, one], advantages) is advantages
-    assert weighed([one, half], advantages).tolist() == [[1.0, 2.0], [1.5, 2.0]]
 
 
 class TestReplay(PlannedOnce):

@@ -44,28 +44,15 @@ def marl_credit_step(trajectories):
 IDS = "dataclasses.replace(t.actions[0].generation, ids=(9,) * len(t.actions[0].generation.ids))"
 CHANGES = {
     "removes an action": "t.actions = t.actions[1:]",
-    "adds an action": "t.actions += (copy.copy(t.actions[0]),)",
     "has an action twice": "t.actions += (t.actions[0],)",
     "replaces an action by its copy": "t.actions = (copy.copy(t.actions[0]), *t.actions[1:])",
     "moves an action to another trajectory": "trajectories[0].actions += (t.actions[0],)",
     "replaces ids": f"t.actions[0].generation = {IDS}",
-    "replaces log-probs": "t.actions[0].generation = dataclasses.replace(t.actions[0].generation, "
-    "logprobs=(-0.5, -0.25))",
-    "replaces the version": "t.actions[0].generation = "
-    "dataclasses.replace(t.actions[0].generation, version=0)",
-    "replaces the context": "t.actions[0].shown_ids = t.actions[0].shown_ids[1:]",
-    "renames a path": "t.actions[0].path = 'other'",
-    "gives an action to another policy": "t.actions[0].policy = 'q'",
-    "gives an action to another role": "t.actions[0].role = 'b'",
     "returns fewer": "return trajectories[1:]",
-    "returns none": "return []",
     "returns one twice": "return [*trajectories, t]",
     "returns a copy": "return [copy.copy(t), *trajectories[:1], *trajectories[2:]]",
-    "returns one more": "return [*trajectories, copy.copy(t)]",
     "returns a generator": "return (t for t in trajectories)",
-    "returns a set": "return set(trajectories)",
     "returns something else": "return [*trajectories, 1]",
-    "returns a text": "return 'trajectories'",
     "changes the list in place": "trajectories.pop(1)",
 }
 
@@ -106,12 +93,17 @@ def check_paused(trainer, error, plugin, hook, done):
     )
 
 
-@pytest.mark.parametrize("hook", ["marl_credit", "marl_credit_step"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("hook", "change"),
+    [
+        *(("marl_credit", change) for change in CHANGES),
+        *(("marl_credit_step", change) for change in ("removes an action", "returns fewer")),
+    ],
+)
 def test_what_credit_changes_of_what_was_sampled_pauses_the_run(tmp_path, hook, change):
     trainer, error = run_with(tmp_path, CREDIT.format(hook=hook, body=CHANGES[change]), LATER)
     check_paused(trainer, error, "plugin0.py", hook, done=2)
-    if not change.startswith(("returns none", "returns a ", "returns something")):
+    if not change.startswith(("returns a ", "returns something")):
         named = any(f"t{n}/{s}" in str(error) for n in range(99) for s in (0, 1))
         assert named or "of action a." in str(error)
 
@@ -132,18 +124,13 @@ CHOICES = {
     "drops in place": "rows.pop()",
     "drops and keeps": "row.action.left_out = 'mine'",
     "gives one twice": "return [*rows, row]",
-    "gives all twice": "return [*rows, *rows]",
     "makes a row": "return [*rows, Row(row.trajectory, row.action, 1.0)]",
     "replaces a row": "return [Row(r.trajectory, r.action, r.reward) for r in rows]",
-    "gives another policy's row": "row.action.policy = 'q'",
     "gives another action": "row.action = copy.copy(row.action)",
     "gives another trajectory": "row.trajectory = copy.copy(row.trajectory)",
     "gives no number": "row.reward = float('nan')",
-    "replaces ids": "row.action.generation = dataclasses.replace(row.action.generation, ids=(1, "
-    "2))",
     "removes the action of a row": "row.trajectory.actions.remove(row.action)",
     "returns a generator": "return (row for row in rows)",
-    "returns actions": "return [row.action for row in rows]",
 }
 
 
@@ -186,11 +173,8 @@ def marl_step(step):
 )
 PARTS = {
     "arrived removes": "def arrived(self, trajectory): trajectory.actions.pop()",
-    "arrived replaces": "def arrived(self, t): t.actions[0].generation = "
-    "dataclasses.replace(t.actions[0].generation, ids=(1,))",
     "rollout removes": "async def during_rollout(self): await step.ended.wait(); "
     "step.trajectories[0].actions.clear()",
-    "rows replaces": "async def rows(self, rows): rows[0].action.policy = 'q'",
     "rows rewards": "async def rows(self, rows): rows[0].reward = float('inf')",
     "rows removes": "async def rows(self, rows): rows[0].trajectory.actions.pop()",
     "prepared drops": "async def prepared(self, p): return []",
@@ -207,10 +191,7 @@ PARTS = {
     "prepared masks": "async def prepared(self, p): p[0].items[0].action_mask.zero_(); return p",
     "prepared changes log-probs": "async def prepared(self, p): p[0].items[0].rollout_log_probs += "
     "1; return p",
-    "prepared replaces an action": "async def prepared(self, p): "
-    "p[0].rows[0].trajectory.actions.pop(); return p",
     "prepared returns a generator": "async def prepared(self, p): return (x for x in p)",
-    "prepared returns nothing": "async def prepared(self, p): pass",
 }
 
 
@@ -232,10 +213,8 @@ def test_a_part_may_change_advantages_and_the_list_of_rows_that_it_sees(tmp_path
     assert asyncio.run(trainer.fit(0)) == 4
 
 
-@pytest.mark.parametrize(
-    "body", ["action.generation = None", "action.policy = 'q'", "action.path = 'x'"]
-)
-def test_a_scorer_that_changes_what_was_sampled_pauses_the_run(tmp_path, body):
+def test_a_scorer_that_changes_what_was_sampled_pauses_the_run(tmp_path):
+    body = "action.generation = None"
     code = HEAD + f"@hookimpl\nasync def marl_score_action(action):\n    {body}\n    return 0.5\n"
     trainer, error = run_with(tmp_path, code)
     assert isinstance(error, RunPaused)
@@ -258,7 +237,7 @@ def test_what_was_sampled_cannot_be_set_again(name):
     assert getattr(action, name) is before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_every_action_that_comes_or_goes_is_found_and_nothing_else(data):
     """Random trajectories; the actions of one are others, or only what credit may write is."""

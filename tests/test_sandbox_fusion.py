@@ -2,17 +2,13 @@
 there, it is driven too."""
 
 import asyncio
+import base64
 import json
-import re
-import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
-from fusion_differences import DIFFERENCES, encoded
 from fusion_servers import SERVERS, ours
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,23 +18,20 @@ from sandbox_fusion import RunCodeRequest, RunStatus, run_code, run_code_async, 
 from sandbox_fusion.models import CommandRunStatus
 
 from marl_plugins.cli import dispatch
-from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.workspace import path_problem
-from marl_plugins.sandbox import service
-from marl_plugins.sandbox.service import RequestError, RequestLimits, RunCode
+from marl_plugins.sandbox.service import RequestLimits, RunCode
 
 SUCCESS, FAILED = RunStatus.Success, RunStatus.Failed
 
 
 @pytest.fixture(scope="module", params=SERVERS)
-def server(request):
+def url(request):
     with SERVERS[request.param]() as url:
-        yield request.param, url
+        yield url
 
 
-@pytest.fixture(scope="module")
-def url(server):
-    return server[1]
+def encoded(text):
+    return base64.b64encode(text.encode()).decode()
 
 
 def asked(url, code, language="python", **fields):
@@ -57,15 +50,6 @@ def test_a_program(url):
     assert (got.status, ran.status, ran.return_code) == (SUCCESS, CommandRunStatus.Finished, 0)
     assert (ran.stdout, ran.stderr, got.compile_result, got.files) == ("42\n", "no\n", None, {})
     assert ran.execution_time > 0
-
-
-def test_a_program_that_fails(url):
-    got = asked(url, "raise SystemExit(3)")
-    assert (got.status, got.run_result.status, got.run_result.return_code) == (
-        FAILED,
-        CommandRunStatus.Finished,
-        3,
-    )
 
 
 def test_bash_and_pytest(url):
@@ -99,46 +83,23 @@ def test_time(url):
     assert (ran.stdout, got.files) == ("begins\n", {"a": encoded("x")}) and ran.execution_time >= 1
 
 
-def test_standard_input(url):
-    assert (
-        asked(
-            url, "import sys; print(len(sys.stdin.read()))", stdin="ä\n" * 100_000
-        ).run_result.stdout
-        == "200000\n"
-    )
-    assert "EOFError" in asked(url, "input()").run_result.stderr
-
-
-def test_memory(url):
-    """The client drops the field; the server has it."""
-    status, got = posted(
-        url, {"code": "x = bytearray(10**9)", "language": "python", "memory_limit_MB": 128}
-    )
-    assert (status, got["status"]) == (200, "Failed") and "MemoryError" in got["run_result"][
-        "stderr"
-    ]
-
-
 def test_many_at_once(url):
-    requests = [RunCodeRequest(code=f"print({n})", language="python") for n in range(20)]
+    requests = [RunCodeRequest(code=f"print({n})", language="python") for n in range(10)]
     got = run_concurrent(run_code, args=[[request, url] for request in requests])
-    assert [g.run_result.stdout for g in got] == [f"{n}\n" for n in range(20)]
+    assert [g.run_result.stdout for g in got] == [f"{n}\n" for n in range(10)]
 
     async def together():
         return await asyncio.gather(*[run_code_async(request, url) for request in requests])
 
-    assert [g.run_result.stdout for g in asyncio.run(together())] == [f"{n}\n" for n in range(20)]
+    assert [g.run_result.stdout for g in asyncio.run(together())] == [f"{n}\n" for n in range(10)]
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {"language": "klingon"},
-        {"code": None},
         {"run_timeout": "soon"},
         {"files": ["a"]},
-        {"fetch_files": "a"},
-        {"memory_limit_MB": "much"},
     ],
     ids=str,
 )
@@ -150,11 +111,11 @@ def test_a_request_that_is_wrong(url, fields):
     )
 
 
-def posted(url, request, kind="application/json", path="run_code"):
+def posted(url, request, kind="application/json"):
     data = request if isinstance(request, bytes) else json.dumps(request).encode()
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(f"{url}/{path}", data, {"Content-Type": kind}), timeout=60
+            urllib.request.Request(f"{url}/run_code", data, {"Content-Type": kind}), timeout=60
         ) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
@@ -164,25 +125,10 @@ def posted(url, request, kind="application/json", path="run_code"):
 
 @pytest.mark.parametrize(
     ("body", "kind"),
-    [(b"{", "application/json"), (b"[]", "application/json"), (b"{}", "text/plain")],
+    [(b"{", "application/json"), (b"{}", "text/plain")],
 )
 def test_what_is_no_request(url, body, kind):
     assert posted(url, body, kind)[0] == 422
-
-
-# --- what they do differently
-# ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda d: d.name)
-def test_differences(server, difference):
-    name, url = server
-    request = {"language": "python", **difference.request}
-    status, body = posted(url, request, path=request.pop("path", "run_code"))
-    assert (difference.is_ours if name == "ours" else difference.is_theirs)(status, body), (
-        status,
-        body,
-    )
 
 
 # --- ours alone
@@ -210,25 +156,6 @@ def test_a_request_that_is_taken_stays_in_its_folder(files, fetched):
         assert program.files.keys() == {path for path, text in files.items() if text is not None}
 
 
-def test_too_much_is_refused():
-    def refusal(**fields):
-        with pytest.raises(RequestError) as refused:
-            RunCode.model_validate({"code": "", "language": "python", **fields}).program(
-                RequestLimits(60, 100)
-            )
-        return f"{refused.value.field}: {refused.value}"
-
-    assert refusal(run_timeout=61) == "run_timeout: 61 s; this service allows 60 (--most_seconds)"
-    assert (
-        refusal(memory_limit_MB=101)
-        == "memory_limit_MB: 101 MB; this service allows 100 (--most_memory_mb)"
-    )
-    with pytest.raises(ValidationError, match="at most 1000, got 10000"):
-        RunCode.model_validate(
-            {"code": "", "language": "python", "files": {str(n): "" for n in range(10_000)}}
-        )
-
-
 def test_so_many_run_at_once_and_no_more():
     code = "import time\nprint(time.time())\ntime.sleep(0.3)\nprint(time.time())"
     with ours("--concurrency", "2", "--isolation", "process") as (url, _):
@@ -251,33 +178,6 @@ def asked_within(url, code, seconds):
         return answer.read()
 
 
-def test_what_it_says_and_how_it_ends():
-    command = [
-        sys.executable,
-        "-m",
-        "marl_plugins",
-        "sandbox",
-        "serve",
-        "--port",
-        "0",
-        "--host",
-        "0.0.0.0",
-    ]
-    process = subprocess.Popen(
-        [*command, "--isolation", "process"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    said = process.stdout.readline()
-    assert re.fullmatch(
-        r"serving http://0.0.0.0:\d+, isolated at level process; Ctrl-C ends it\n", said
-    )
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0 and "warning: whoever reaches http://0.0.0.0:" in errors, errors
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -290,11 +190,3 @@ def test_what_it_says_and_how_it_ends():
 )
 def test_what_the_command_cannot_serve(words, expected):
     assert found_by(dispatch, ["sandbox", "serve", *words]) == [expected]
-
-
-def test_a_sandbox_that_does_not_start(monkeypatch):
-    async def broken(*arguments):
-        raise InfrastructureFailure("sandbox", "no room")
-
-    monkeypatch.setattr(service, "serve", broken)
-    assert found_by(dispatch, ["sandbox", "serve"]) == [("sandbox.start", "openrlhf sandbox serve")]

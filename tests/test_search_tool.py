@@ -171,13 +171,11 @@ WRONG = {
         '{"text": "a"}\n{"text": " "}\n',
         [("search.document", KEY, "c.jsonl:2")],
     ),
-    "no text": ('{"title": "a"}\n', [("search.document", KEY, "c.jsonl:1")]),
     "a text that is none": ('{"text": ["a"]}\n', [("search.document", KEY, "c.jsonl:1")]),
     "a broken line and a list": (
         '{"text": "a"\n["b"]\n',
         [("search.line", KEY, "c.jsonl:1"), ("search.no_object", KEY, "c.jsonl:2")],
     ),
-    "an empty line": ('{"text": "a"}\n\n{"text": "b"}\n', [("search.line", KEY, "c.jsonl:2")]),
     "an empty file": ("", [("search.no_documents", *HERE, "c.jsonl")]),
     "no file": (None, [("search.corpus", *HERE, "c.jsonl")]),
     "no text in UTF-8": (b"\xff\xfe", [("search.encoding", *HERE, "c.jsonl")]),
@@ -226,7 +224,6 @@ def test_a_dense_index_finds_what_the_cosine_of_each_document_says(texts, query)
         lambda texts: [[1.0]],
         lambda texts: [[float("nan")] * 2] * len(texts),
         lambda texts: [[1.0] * (n + 1) for n in range(len(texts))],
-        lambda texts: texts,
         len,
     ],
 )
@@ -269,7 +266,6 @@ def test_a_server_without_documents_finds_nothing_and_that_is_no_failure():
         Reply(raw=b"<html>log in</html>"),
         Reply(raw=b"[" + b"1," * 5_000_000 + b"1]"),
         Reply(raw=b'{"result": [["Ulm"]]}'),
-        Reply(raw=b'{"result": [[{"text": 7}]]}'),
         Reply("no such place", status=404),
         Reply(reset=True),
         Reply("down", status=503),
@@ -307,7 +303,6 @@ def test_each_kind_reads_its_own_keys_and_a_plan_has_the_tool(tmp_path):
 
     for search, key in (
         ("{kind: http}", "address"),
-        ("{kind: dense, embed: 'embed.py:embed'}", "corpus"),
         ("{corpus: towns.jsonl, embed: 'embed.py:embed'}", "embed"),
         ("{kind: http, address: 'http://x/y', corpus: towns.jsonl}", "corpus"),
     ):

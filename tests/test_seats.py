@@ -123,7 +123,7 @@ class AtRandom(RuleBasedStateMachine):
 
 
 TestAtRandom = AtRandom.TestCase
-TestAtRandom.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAtRandom.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def serve(seats, draw, order):
@@ -143,7 +143,7 @@ def serve(seats, draw, order):
     return served, came
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 10**6))
 def test_the_second_pass_begins_with_whoever_ended_the_first(groups, places, seed):
     """As many groups change as there are more groups than seats, in every pass, however long
@@ -160,34 +160,6 @@ def test_the_second_pass_begins_with_whoever_ended_the_first(groups, places, see
         if number:
             assert set(served[: len(there)]) == set(there)
             assert came == max(0, groups - places)
-
-
-def test_a_large_group_is_overtaken_so_often_and_no_more():
-    seats = Seats(Seating(4), patience=2)
-    for small in "pq":
-        seats.ask(small, 1)
-        assert seats.grant().seats
-    large = seats.ask("large", 4)
-    assert seats.grant() is None
-    for small in "rs":
-        seats.ask(small, 1)
-        assert seats.grant().request.group == small
-    assert large.overtaken == 2
-    seats.give_back("p")
-    seats.ask("t", 1)
-    assert seats.grant() is None, (
-        "nobody is before it any more, although a seat is free for the smaller one"
-    )
-    again = seats.ask("q", 1)
-    assert seats.grant().request is again, "what is at work takes nobody's turn"
-    for small in "qqrs":
-        seats.give_back(small)
-    grant = seats.grant()
-    assert (
-        grant.request is large
-        and sorted(grant.leaving) == ["p", "q", "r", "s"]
-        and len(grant.seats) == 4
-    )
 
 
 def test_a_group_comes_back_to_its_seats_or_at_least_to_its_node():

@@ -19,7 +19,7 @@ def rows_with(trajectory, seed, share):
     return rows
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     turns=st.integers(0, 14),
@@ -46,7 +46,7 @@ def test_every_row_is_in_one_sequence_with_the_context_that_it_had(seed, turns, 
         assert [s.rows for s in sequences] == [(row,) for row in rows]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 10**6), turns=st.integers(1, 12))
 def test_a_sequence_is_as_long_as_it_can_be(seed, turns):
     """A row that begins a sequence extends none, or one that another branch has extended first."""

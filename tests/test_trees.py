@@ -74,7 +74,7 @@ def path(tree, place):
     return ids[::-1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(**FORESTS)
 def test_every_token_follows_what_it_follows_in_its_sequence(**drawn):
     _, sequences = forest(**drawn)
@@ -90,7 +90,7 @@ def test_every_token_follows_what_it_follows_in_its_sequence(**drawn):
     assert len(trained) == len(set(trained))  # none is two rows'
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(**FORESTS)
 def test_what_a_token_sees_is_its_path(**drawn):
     _, sequences = forest(**drawn)
@@ -121,7 +121,7 @@ def test_a_prefix_stands_once(letters):
     assert size == 50 + 2 * 20 + tokens + 6  # each answer but a task's first begins with a copy
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(most=st.integers(1, 60), **FORESTS)
 def test_groups_hold_each_sequence_once_and_no_more_than_they_may(most, **drawn):
     _, sequences = forest(**drawn)
@@ -134,7 +134,7 @@ def test_groups_hold_each_sequence_once_and_no_more_than_they_may(most, **drawn)
         assert len(group) == 1 or size <= 0.95 * single
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     ranks=st.integers(1, 3),
     steps=st.integers(1, 3),
@@ -224,7 +224,7 @@ def batch_of(trees):
     )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(trees=st.integers(1, 3), **FORESTS)
 def test_log_probs_are_those_of_the_sequences_by_themselves(trees, **drawn):
     rows, sequences = forest(**drawn)
@@ -268,7 +268,7 @@ def gradients(one, sequences):
     return got, gradient(SDPA, total)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(checkpointing=st.booleans(), **FORESTS)
 def test_gradients_are_those_of_the_sequences_by_themselves(checkpointing, **drawn):
     _, sequences = forest(**drawn)

@@ -2,6 +2,7 @@
 UnityMAS-O's formulas say (arXiv 2605.26646, section 6), which are written out here a second time;
 their data, and what is refused."""
 
+import functools
 import json
 import random
 import re
@@ -25,6 +26,9 @@ TINY = (
 )
 
 
+plan_of = functools.cache(planned)
+
+
 def scripted(**lines):
     """Roles that say their lines in turn."""
     left = {role: iter(said) for role, said in lines.items()}
@@ -45,7 +49,7 @@ def rewards_of(trajectory):
 
 @pytest.mark.parametrize("file", TINY)
 def test_its_splits_share_no_name_that_an_answer_depends_on(file):
-    plan = planned(file)
+    plan = plan_of(file)
     names, known = re.compile(r"\b[A-Z][a-z]+\b|(?<=f\(')\w+(?='\))"), {}
     for split in ("train", "eval"):
         texts = [
@@ -59,8 +63,8 @@ def test_its_splits_share_no_name_that_an_answer_depends_on(file):
 
 @pytest.mark.parametrize("file", TINY)
 def test_what_its_demonstrators_say_fits_the_prompts_and_limits(file):
-    run, rng, roles = (plan := planned(file)).run, random.Random(0), set()
-    for task in plan.tasks("train")[:100]:
+    run, rng, roles = (plan := plan_of(file)).run, random.Random(0), set()
+    for task in plan.tasks("train")[:30]:
         for shown in run.demonstrations_module.demonstrate(task, rng):
             prompt_renderer(run.prompt(shown.role), None)(shown.fields)
             assert max(len(text) for text in shown.said) < run.role(shown.role).max_new_tokens, (
@@ -91,7 +95,7 @@ def queries(*names):
     ],
 )
 def test_everybody_is_paid_the_f1_of_the_answer_and_the_own_form(file, asked, answered, legal):
-    plan = planned(file)
+    plan = plan_of(file)
     task = plan.tasks("train")[0]
     names, shown = task.metadata["people"], []
     asks = {
@@ -199,7 +203,7 @@ def drawn_script(rng, task, reading):
 @pytest.mark.parametrize("reading", FILES)
 def test_rounds_are_paid_what_their_answer_gains(reading, tmp_path):
     plan, rng = rounds_plan(reading, tmp_path), random.Random(reading)
-    for task in plan.tasks("train")[:25]:
+    for task in plan.tasks("train")[:15]:
         lines, paid, last = drawn_script(rng, task, reading)
         trajectory = played(plan, task, scripted(**lines))
         found = rewards_of(trajectory)
@@ -351,11 +355,3 @@ def test_programs_that_read_standard_input_are_steered_by_visible_tests_and_paid
     assert sorted(result.ok for result in trajectory.tool_results) == [False, True]
     lines |= {"coder": [f"```python\n{programs[0]}\n```"], "planner": ["<plan>3</plan>"]}
     assert played(plan, task, scripted(**lines)).outcome == 0.0  # the visible test alone passes
-
-
-# --- data of the user's own
-# -----------------------------------------------------------------------------------------------
-
-
-# --- what is refused
-# --------------------------------------------------------------------------------------------------

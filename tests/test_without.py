@@ -60,7 +60,6 @@ def test_its_section_goes_and_what_another_reads_stays(recipe):
             ["--without", "marl_plugins.coaching"],
             [("plugin.not_named", "without", "marl_plugins.coaching")],
         ),
-        (["--without", "marl_plugins.gae"], [("plugin.not_named", "without", "marl_plugins.gae")]),
         (
             ["--without", "marl_plugins.coach", "--coach.rubric", "x.py"],
             [("flags.unknown", "command line", "coach.rubric")],

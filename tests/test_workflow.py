@@ -4,7 +4,6 @@ tests/engines."""
 import asyncio
 import contextlib
 import gc
-import re
 import time
 from types import SimpleNamespace
 
@@ -92,18 +91,6 @@ def test_a_parallel_workflow_records_its_graph(chat):
     assert got.answer == got.actions[-1].text
 
 
-def test_a_looping_workflow_records_a_chain(chat):
-    got = run(looping, chat)
-    assert [a.role for a in got.actions] == ["a"] + ["b"] * (len(got.actions) - 1)
-    assert [len(a.parents) for a in got.actions] == [0] + [1] * (len(got.actions) - 1)
-
-
-def test_a_branching_workflow_takes_one_branch(chat):
-    got = run(branching, chat)
-    assert len(got.actions) == 2
-    assert got.actions[1].parents == (got.actions[0].path,)
-
-
 @pytest.mark.parametrize("workflow", [diamond, looping, branching])
 def test_results_do_not_depend_on_arrival_order(chat, workflow):
     calm = without_seconds(to_record(run(workflow, chat)))
@@ -173,30 +160,6 @@ def test_an_action_in_another_container_is_refused_as_a_field_and_as_an_answer(c
         run(shows, chat)
     with pytest.raises(TypeError, match=rf"^what run returns: a {kind} that holds actions"):
         run(returns, chat)
-
-
-@pytest.mark.parametrize(
-    ("after", "message"),
-    [
-        ("a", "after takes a list of actions, as in after=[x]; got 'a'"),
-        ([1], "after takes a list of actions, got int in it"),
-    ],
-)
-def test_after_takes_a_list_of_actions(chat, after, message):
-    async def wrong(task, roles, tools):
-        await roles.a(q="x", after=after)
-
-    with pytest.raises(TypeError, match=rf"test_workflow\.py:\d+: role 'a': {re.escape(message)}"):
-        run(wrong, chat)
-
-
-def test_a_call_is_awaited_once(chat):
-    async def twice(task, roles, tools):
-        call = roles.a(q="1")
-        return await call, await call
-
-    with pytest.raises(RuntimeError, match="already awaited"):
-        run(twice, chat)
 
 
 @pytest.mark.parametrize("use", [str, lambda call: [call], lambda call: None])
@@ -616,7 +579,3 @@ def test_a_score_that_does_not_come_in_time_is_missing_and_takes_no_other_with_i
         ("a", 0.5, ""),
         ("b", None, "deadline"),
     ]
-
-
-# --- tools that are wrong
-# --------------------------------------------------------------------------------------------------
