@@ -1152,3 +1152,53 @@ def test_examples_go_on_token_for_token(name, tmp_path):
     assert continued and all(action.extends for action in continued)
     if name != "plain_client":
         assert [r.output for a in trajectory.actions for r in a.tool_results][:1] == ["144"]
+
+
+def test_branches_that_are_asked_for_at_once_are_recorded_alike_whatever_the_delays():
+    """Their answers are shown to another role, each once."""
+
+    async def client(post, session):
+        async def branch(text):
+            _, answer = await post(model="a", messages=[*begun, user(text)])
+            return said(answer)["content"]
+
+        _, first = await post(model="a", messages=[user("hello")])
+        begun = [user("hello"), {"role": "assistant", "content": said(first)["content"]}]
+        texts = await asyncio.gather(*map(branch, ("left", "right", "up", "down")))
+        await post(model="b", messages=[user(", ".join(texts))])
+
+    found = [
+        without_seconds(to_record(served(client, specs("a", "b"), simulated_engine(delays=True))))
+        for _ in range(5)
+    ]
+    assert all(record == found[0] for record in found)
+    assert len(found[0]["actions"][-1]["parents"]) == 4
+
+
+def test_a_program_that_states_nothing_repeats_whatever_the_delays(tmp_path):
+    text = """
+    def main(prompt):
+        plan = ask("a", prompt)["content"]
+        talk = [{"role": "user", "content": plan}]
+        for _ in range(2):
+            talk += [ask("b", *talk), {"role": "user", "content": "go on"}]
+        return ask("a", talk[-2]["content"])["content"]
+    """
+    workflow = program(tmp_path, text)
+
+    async def twice():
+        return [
+            [
+                await trajectory_of(
+                    workflow, specs("a", "b"), simulated_engine(delays), Task(str(n), "?")
+                )
+                for n in range(3)
+            ]
+            for delays in (False, True)
+        ]
+
+    one, other = asyncio.run(twice())
+    assert [without_seconds(to_record(t)) for t in one] == [
+        without_seconds(to_record(t)) for t in other
+    ]
+    assert all(a.derived for t in one for a in t.actions if a.role == "b" and not a.before)

@@ -355,3 +355,17 @@ def test_no_identity_is_a_key():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "id"
     }
     assert files <= BY_IDENTITY.keys()
+
+
+def test_only_the_plan_changes_a_run():
+    """A `Run` is frozen; nobody changes what hangs below one either."""
+    changed = [
+        f"{file}:{node.lineno}"
+        for file, node in nodes_of_all()
+        if not file.startswith("engine/plan/")
+        if isinstance(node, ast.Attribute | ast.Subscript)
+        and isinstance(node.ctx, ast.Store | ast.Del)
+        if "run" in ast.unparse(node).split("[")[0].split(".")[:-1]
+        and ".state(" not in ast.unparse(node)
+    ]
+    assert not changed
