@@ -178,7 +178,7 @@ ATTEMPTS = {
         "use the network",
         "import socket\nsocket.create_connection(('127.0.0.1', {{tcp}}), 2); print('OUT')",
     ),
-    "TCP of IPv6": Attempt(
+    "TCP, listening": Attempt(
         "use the network",
         "import socket\ns = socket.socket()\ns.bind(('127.0.0.1', 0)); s.listen(); print('OUT')",
     ),
