@@ -126,7 +126,7 @@ call_lists = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(call_lists, plain)
 def test_hermes_reads_what_was_written(calls, between):
     """Whatever names and arguments there are, in order; by vLLM's parser from a role with
@@ -139,7 +139,7 @@ def test_hermes_reads_what_was_written(calls, between):
     ]
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.sampled_from(
