@@ -2,14 +2,12 @@
 is told which."""
 
 import textwrap
-from pathlib import Path
 from typing import ClassVar
 from unittest import SkipTest
 
 import pytest
 from planned_once import PlannedOnce
 
-from marl_plugins.contracts import PluginContract
 from marl_plugins.contracts.tools import ToolContract
 from marl_plugins.core.failures import ConfigurationError
 
@@ -26,12 +24,6 @@ GROUPS = [
 class TestCoach(PlannedOnce):
     plugin = "marl_plugins.coach"
     recipe = "mathchat/tiny.yaml"
-
-
-class Contract(PluginContract):
-    """With a recipe of few tasks: every contract plans several runs."""
-
-    recipe = str(Path(__file__).parent / "recipes" / "sums" / "tiny.yaml")
 
 
 class TestRewardBackprop(PlannedOnce):
@@ -230,7 +222,7 @@ def test_a_plugin_that_breaks_a_contract_is_told(contract, tmp_path):
         body += "\n\n@hookimpl\ndef marl_log(step): pass"
     file = tmp_path / f"{contract}.py"
     file.write_text(f"from marl_plugins import hookimpl\n{body}\n")
-    kit = type("Kit", (Contract,), {"plugin": str(file)})()
+    kit = type("Kit", (PlannedOnce,), {"plugin": str(file)})()
     kit.test_it_is_active_in_a_run()
     with pytest.raises((AssertionError, ValueError)):
         getattr(kit, f"test_{contract}")()
@@ -270,7 +262,7 @@ LIARS = {
 def test_credit_that_needs_the_step_and_says_otherwise_is_found(liar, tmp_path):
     file = tmp_path / "liar.py"
     file.write_text(f"from marl_plugins import hookimpl\n{textwrap.dedent(LIARS[liar])}\n")
-    kit = type("Kit", (Contract,), {"plugin": str(file), "recipe": "tool_user/tiny.yaml"})()
+    kit = type("Kit", (PlannedOnce,), {"plugin": str(file), "recipe": "tool_user/tiny.yaml"})()
     with pytest.raises(AssertionError, match=r"write marl_credit_step|state depends"):
         kit.test_marl_credit_works_on_one_trajectory_at_a_time()
 
@@ -341,7 +333,7 @@ def test_a_state_that_is_not_saved_is_told_as_that(tmp_path):
     (tmp_path / "unsaved.py").write_text(UNSAVED)
     (tmp_path / "saved.py").write_text(UNSAVED + SAVED)
     kits = [
-        type("Kit", (Contract,), {"plugin": str(tmp_path / f"{name}.py")})()
+        type("Kit", (PlannedOnce,), {"plugin": str(tmp_path / f"{name}.py")})()
         for name in ("unsaved", "saved")
     ]
     with pytest.raises(AssertionError, match="marl_state"):
@@ -363,7 +355,7 @@ def test_a_normaliser_that_divides_by_no_deviation_is_told(tmp_path):
         "            out[mine] = (r - r.mean()) / r.std()\n        return out\n\n"
         "@hookimpl\ndef marl_estimator(run): return Mine()\n"
     )
-    kit = type("Kit", (Contract,), {"plugin": str(tmp_path / "mine.py")})()
+    kit = type("Kit", (PlannedOnce,), {"plugin": str(tmp_path / "mine.py")})()
     with pytest.raises(AssertionError, match=r"all rewards are 0\.0"):
         kit.test_advantages_are_finite_where_all_rewards_are_the_same()
 
@@ -394,7 +386,7 @@ def test_a_normaliser_that_divides_by_no_deviation_is_told(tmp_path):
 def test_an_estimator_with_a_state_is_tried_over_a_step(old, new, contract, says, tmp_path):
     def kit(name, text):
         (tmp_path / name).write_text(text)
-        return type("Kit", (Contract,), {"plugin": str(tmp_path / name)})()
+        return type("Kit", (PlannedOnce,), {"plugin": str(tmp_path / name)})()
 
     assert old in BASELINE
     getattr(kit("right.py", BASELINE), f"test_{contract}")()
@@ -505,7 +497,7 @@ BROKEN_TOOLS = {
 def calc_kit(tmp_path, changed="", **given):
     file = tmp_path / "calc.py"
     file.write_text(CALC.replace("{changed}", changed))
-    return type("Kit", (Contract,), {"plugin": str(file), **GOOD, **given})()
+    return type("Kit", (PlannedOnce,), {"plugin": str(file), **GOOD, **given})()
 
 
 def contracts_of_tools():

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 import torch
+from planned_once import PlannedOnce
 from simulated import make_trajectory
 from test_docs import fenced, simulated
 
-from marl_plugins.contracts import PluginContract
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load, load_file
@@ -57,7 +57,7 @@ def test_a_workflow_calls_the_tool_as_the_page_says(calc):
 def test_the_estimator_of_the_page_has_a_baseline_per_role(tmp_path):
     file = tmp_path / "role_mean.py"
     file.write_text(fenced("hooks.md", "# role_mean.py"))
-    contracts_of(type("Kit", (PluginContract,), {"plugin": str(file)})())
+    contracts_of(type("Kit", (PlannedOnce,), {"plugin": str(file)})())
     trajectory = make_trajectory(
         {"a": [], "b": [], "c": [], "d": []}, roles={"a": "x", "b": "x", "c": "x", "d": "y"}
     )

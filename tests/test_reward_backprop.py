@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import nonce_in, openai_server
+from planned_once import plan_of
 from refusals import refused
 from simulated import make_trajectory
+from simulated_session import fresh
 
 from marl_plugins import reward_backprop as plugin
 from marl_plugins.core.credit import rewards_from_scores
@@ -255,7 +257,7 @@ def credited(trajectories, words=(), attributor=None):
         "marl_plugins.reward_backprop",
         "--dry-run",
     ]
-    run = build_plan([*recipe, *words]).run
+    run = fresh(plan_of(*recipe, *words)).run
     run.state(BackpropState).attributor = attributor or Told({"c": 0.5, "b": 0.5})
     rewards_from_scores(trajectories)
     asyncio.run(plugin.marl_credit_step(trajectories, run))

@@ -11,6 +11,7 @@ import pytest
 from hostile_queries import REFUSED, SLOW_STEPS, STOPPED
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_once import PlannedOnce
 from refusals import refused
 
 from marl_plugins.builtin.tools.sql import queries as sql
@@ -173,21 +174,6 @@ def test_a_query_without_end_is_stopped_and_the_next_one_is_answered(name, shop,
 # Files, threads, plan
 
 
-def test_many_calls_at_once_are_not_mixed_up(shop):
-    async def all_of_them():
-        tool = sql_tool(CONFIG, shop)
-        texts = [f"SELECT id, {n} FROM orders WHERE id = ?\n[{4000 + n}]" for n in range(200)]
-        return texts, await asyncio.gather(
-            *(tool.run(ToolCall(text, "t", n, 1)) for n, text in enumerate(texts))
-        )
-
-    texts, results = asyncio.run(all_of_them())
-    for n, (text, result) in enumerate(zip(texts, results, strict=True)):
-        assert (
-            result.ok and result.call == text and result.output.splitlines()[1] == f"{4000 + n},{n}"
-        )
-
-
 def test_the_event_loop_goes_on_while_a_query_runs(shop):
     async def both():
         query = asyncio.create_task(
@@ -236,7 +222,7 @@ def test_it_keeps_the_contract_of_tools(shop, tmp_path):
     fence = "```sql\nSELECT count(*) FROM orders\n```"
     kit = type(
         "Kit",
-        (ToolContract,),
+        (PlannedOnce,),
         {
             "plugin": str(plugin),
             "calls": {"sql": ["SELECT count(*) FROM orders", "SELECT ?\n[1]"]},
