@@ -703,7 +703,7 @@ def test_other_commands_name_what_is_wrong(tmp_path, monkeypatch, name):
         "from marl_plugins import hookimpl\nfrom marl_plugins.core.command import Command\n"
         "@hookimpl\ndef marl_commands(): return [Command('hi', '', '', None)]"
     )
-    write(tmp_path, {"idle.py": idle})
+    write(tmp_path, {"idle.py": idle, "trajectories.jsonl": ""})
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError) as caught:
         dispatch([*COMMANDS[name].words])

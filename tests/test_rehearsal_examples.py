@@ -17,13 +17,8 @@ from marl_plugins.engine.plan.script import example_scripts
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """What blocks is found by `quick`; all else is as slow as the machine is."""
+    """Nothing here blocks; it is as slow as the machine is."""
     monkeypatch.setattr(user_code_thread, "USER_CODE_SECONDS", 100.0)
-
-
-@pytest.fixture
-def quick(monkeypatch, patient):
-    monkeypatch.setattr(user_code_thread, "USER_CODE_SECONDS", 1.0)
 
 
 def refused(folder, *words):
