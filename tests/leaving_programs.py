@@ -11,18 +11,6 @@ import atexit, os
 atexit.register(lambda: os._exit(0))
 def f(x): return 0
 """,
-    "a thread leaves": """
-import os, threading
-threading.Timer(0.01, lambda: os._exit(0)).start()
-def f(x):
-    import time
-    time.sleep(1)
-""",
-    "kills itself": """
-import os, signal
-def f(x):
-    os.kill(os.getpid(), signal.SIGTERM)
-""",
     "equal to all": """
 class E:
     def __eq__(self, other): return True
@@ -84,12 +72,6 @@ def f(x):
         if isinstance(o, dict) and 'report' in o and 'calls' in o:
             open(o['report'], 'a').write('{"raised": "exit", "text": 0}\\n')
     return 1
-""",
-    "every file is passed": """
-import os
-for name in os.listdir('.'):
-    open(name, 'w').write('passed')
-def f(x): return 0
 """,
     "reads the nonce in /proc": """
 import glob, os

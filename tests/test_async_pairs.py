@@ -9,14 +9,11 @@ import pytest
 import simulated_run
 import test_best
 import test_coach_trained_run
-import test_opponent_pool
 import test_populations
-import test_replay
 import test_swarm
-import test_transfer
 import virtual_time
 from openai_server import verdict
-from plugin_pairs import TIMED, differences, parts, records_of, words
+from plugin_pairs import OF_ONE, TIMED, differences, parts, records_of, words
 from simulated import without_seconds
 from simulated_run import simulated_trainer
 from simulated_session import SimulatedEngines, SimulatedProcesses, run_planned
@@ -24,43 +21,15 @@ from simulated_session import SimulatedEngines, SimulatedProcesses, run_planned
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.run import AnswerLimits, ShareTemperatures
 from marl_plugins.core.trajectory import Generation
-from marl_plugins.engine.hosts import upstream_cli
-from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import build_plan
-
-
-def named(*plugins):
-    """Runs plugins with their own defaults."""
-
-    def run(folder):
-        trainer = simulated_trainer(
-            folder, lambda t: float(t.sample == 0), eval_steps=2, plugins=plugins
-        )
-        parser = upstream_cli.UpstreamParser()
-        Plugins(plugins).options(parser)
-        for name, value in vars(parser.parse_args([])).items():
-            group, _, flag = name.partition(".")
-            vars(vars(trainer.run.args).setdefault(group, simulated_run.SimpleNamespace()))[
-                flag
-            ] = value
-        trainer.plugins.hook.marl_log = trainer.plugins.named.hook.marl_log
-        asyncio.run(trainer.fit(0))
-
-    return run
-
 
 CAPABILITIES = {
     "best step": lambda folder: test_best.trained(folder, "eval/outcome"),
-    "followers and opponent pool": test_opponent_pool.resumed,
     "populations": test_populations.trained,
-    "replay": test_replay.trained,
     "swarm": lambda folder: test_swarm.fit(test_swarm.peer(folder, folder / "store")),
-    "transfer": test_transfer.trained,
     "trained judge": lambda folder: asyncio.run(
         test_coach_trained_run.judged_trainer(folder, test_coach_trained_run.opinion, 2).fit(0)
     ),
-    "competence": named("marl_plugins.competence"),
-    "cooperation": named("marl_plugins.cooperation"),
 }
 
 
@@ -173,8 +142,13 @@ model: "tiny:positions=8192"
 policies: {coach: {trainable: false}}
 """
 REFUSED = {"streaming", "curriculum", "filtering", "determinism"}
-EVERY_PART = sorted({*parts(), *COACHES, *CONTROLS} - TIMED - REFUSED - {"async", "swarm"})
-"""Without `swarm`, whose records name the run that they are of; it is above."""
+ESTIMATORS = {name for name in parts() if name.startswith(OF_ONE)}
+EVERY_PART = sorted(
+    {*parts(), *COACHES, *CONTROLS} - ESTIMATORS - TIMED - REFUSED - {"async", "swarm"}
+    | {f"{OF_ONE}gae", f"{OF_ONE}group_norm"}
+)
+"""Without `swarm`, whose records name the run that they are of; it is above. Of the estimators one
+with a critic and one with groups beside the recipe's own."""
 
 
 @pytest.fixture

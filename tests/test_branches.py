@@ -14,7 +14,7 @@ from marl_plugins.core.trajectory import Task, ToolResult
 from marl_plugins.core.workflow import run_workflow
 
 TASK = Task("t1", "2+2", "4")
-RUNS = 40
+RUNS = 15
 
 
 class Timing:
@@ -75,17 +75,6 @@ async def in_gather(task, roles, tools):
     return await roles.judge(all=await asyncio.gather(*(branch(roles, k) for k in range(3))))
 
 
-async def in_a_task_group(task, roles, tools):
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(branch(roles, k)) for k in range(3)]
-    return await roles.judge(all=[done.result() for done in tasks])
-
-
-async def in_wait_for(task, roles, tools):
-    asked = (asyncio.wait_for(branch(roles, k), 60) for k in range(3))
-    return await roles.judge(all=await asyncio.gather(*asked))
-
-
 async def as_completed(task, roles, tools):
     """The tasks are created in any order, as `as_completed` makes a set of them."""
     asked = [branch(roles, k) for k in range(5)]
@@ -110,14 +99,6 @@ async def follow_ups(task, roles, tools):
 async def equal_branches(task, roles, tools):
     """The branches are told apart by nothing but their order in the program."""
     return await roles.judge(all=await asyncio.gather(*(branch(roles, "same") for _ in range(4))))
-
-
-async def after_a_tool(task, roles, tools):
-    async def of(k):
-        await tools.loud("same")
-        return await roles.critic(q="why?")
-
-    return await roles.judge(all=await asyncio.gather(*(of(k) for k in range(4))))
 
 
 async def nested(task, roles, tools):
@@ -155,12 +136,9 @@ async def behind_a_semaphore(task, roles, tools):
 
 WORKFLOWS = [
     in_gather,
-    in_a_task_group,
-    in_wait_for,
     as_completed,
     follow_ups,
     equal_branches,
-    after_a_tool,
     nested,
     after_a_failure,
     behind_a_semaphore,
@@ -218,7 +196,7 @@ async def done(program, at, roles, tools, found, before=()):
                 await asyncio.wait_for(below[0], 60)
 
 
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize("number", range(12))
 def test_random_trees_of_branches_are_the_same_in_every_run(chat, number):
     program = [("gather", [tree(random.Random(f"{number}/{n}")) for n in range(3)]), ("ask", "p")]
 

@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned_once import plan_of
 from refusals import found_by, refused
+from simulated_session import fresh
 
 from marl_plugins.core.calls import calls_in, parse_call
 from marl_plugins.core.conversation import ChatFormat
@@ -25,7 +27,6 @@ pytest.importorskip("vllm")
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.runtime.call_formats import find_calls
 from marl_plugins.engine.runtime.roles import make_cast
 from marl_plugins.engine.runtime.tiny_model import resolve
@@ -126,7 +127,7 @@ call_lists = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(call_lists, plain)
 def test_hermes_reads_what_was_written(calls, between):
     """Whatever names and arguments there are, in order; by vLLM's parser from a role with
@@ -139,7 +140,7 @@ def test_hermes_reads_what_was_written(calls, between):
     ]
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.sampled_from(
@@ -199,7 +200,7 @@ def test_a_parser_that_does_not_fit_is_refused():
 
 def role_of(template, *tools, limit=4000):
     """What a run makes of a role with `calls: hermes`, with a tokenizer of the template."""
-    made = build_plan(["--recipe", "tool_user/tiny.yaml"]).run
+    made = fresh(plan_of("--recipe", "tool_user/tiny.yaml")).run
     config = made.role("clerk").model_copy(
         update={"calls": "hermes", "tools": [tool.name for tool in tools]}
     )

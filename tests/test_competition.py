@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from marl_plugins.cli import main
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.recipe.shipped import recipes_root
@@ -106,30 +105,15 @@ def line_of(words, flag, text):
     )
 
 
-@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
 @pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (
-            "12.5",
-            "'12.5' is no integer, which every answer of AIME is; correct it, or remove the "
-            "problem",
-        ),
-        ("\\frac{3}{4}", "is no integer"),
-        ("twelve", "is no integer"),
-        ("1000", "'1000' is not between 0 and 999"),
-        (-3, "-3 is not between 0 and 999"),
-    ],
+    ("suffix", "answer", "said"),
+    [(".json", "12.5", "is no integer"), (".jsonl", "1000", "'1000' is not between 0 and 999")],
 )
-def test_an_answer_of_aime_that_is_none_is_named_by_file_and_line(
-    files, capsys, suffix, answer, said
-):
+def test_an_answer_of_aime_that_is_none_is_named_by_file_and_line(files, suffix, answer, said):
     words = files(train=[*TRAIN[:4], TRAIN[4] | {"answer": answer}, *TRAIN[5:]], suffix=suffix)
     found = problem(words)
     assert str(found).startswith(line_of(words, "--mathchat.train", f'"{TRAIN[4]["id"]}"'))
     assert f"problem {TRAIN[4]['id']}: answer " in str(found) and said in str(found)
-    assert main(["train", "--recipe", str(MATHCHAT / "tiny_paper.yaml"), *words, "--dry-run"]) == 2
-    assert said in capsys.readouterr().err
 
 
 def test_problems_that_are_trained_on_and_held_out_are_named(files):

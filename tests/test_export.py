@@ -3,7 +3,6 @@ of the records."""
 
 import asyncio
 import json
-import re
 from collections import Counter
 
 import pytest
@@ -100,14 +99,6 @@ def test_its_account_is_the_ledgers(recorded, capsys):
     assert "left out" in capsys.readouterr().out
 
 
-def test_an_account_of_several_policies_has_a_total(capsys):
-    one = {"versions": [0, 2], "actions": 3, "left_out": {"stale": 1}, "mean": 0.5}
-    other = {"versions": [0, 1], "actions": 4, "left_out": {"stale": 2, "frozen": 1}, "mean": 1.0}
-    export.print_account({"a": one, "b": other}, as_json=False)
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert re.split(r"\s*[│|]\s*", last.strip()) == ["total", "-", "7", "3 stale, 1 frozen", "-"]
-
-
 def test_a_run_that_goes_on_is_read_as_far_as_it_has_got(recorded, tmp_path, capsys):
     text = (recorded / "trajectories.jsonl").read_text()
     (tmp_path / "trajectories.jsonl").write_text(text[: len(text) - 20])
@@ -124,9 +115,7 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_has_got(recorded, tmp_path, cap
     [
         (["nowhere"], ("records.unreadable", "nowhere")),
         (["RUN", "--steps", "9:"], ("export.no_actions", "RUN")),
-        (["RUN", "--role", "nobody"], ("export.no_actions", "RUN")),
         (["RUN", "--table", "trace"], ("export.no_file", "table", "trace")),
-        (["RUN", "--plan", "x"], ("flags.command_line",)),
         (["RUN", "--table", "verdicts"], ("export.no_recipe", "table", "verdicts")),
         (["RUN", "--to", "rows.csv"], ("export.form", "to", "rows.csv")),
         (["RUN", "--to", "nowhere/rows.parquet"], ("export.unwritable", "to", "rows.parquet")),

@@ -31,10 +31,7 @@ GAMES = (
         "leduc_poker",
         "liars_dice",
         "tic_tac_toe",
-        "connect_four",
         "backgammon",
-        "oware",
-        "nim",
         "bargaining",
     ),
     *("breakthrough(rows=5,columns=4)", "phantom_ttt", "universal_poker", "chess"),
@@ -73,16 +70,15 @@ def played(name, say, seed=0):
     )
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", GAMES)
-def test_a_game_of_random_moves_is_openspiels_own(name, seed):
+def test_a_game_of_random_moves_is_openspiels_own(name):
     """Who moves, what is legal and shown, when it ends and what it pays, by a game beside it that
     OpenSpiel plays."""
     draw, game, moved = random.Random(name), pyspiel.load_game(name), []
     least, most = game.min_utility(), game.max_utility()
 
     def say(role, shown):
-        beside = replay(game, [action for _, action in moved], seed)
+        beside = replay(game, [action for _, action in moved], 0)
         texts = [beside.action_to_string(action) for action in beside.legal_actions()]
         offered = shown.rpartition("Your legal moves: ")[2].partition("\n\nThink")[0]
         assert offered == ", ".join(texts) and role == spiel.SEATS[beside.current_player()]
@@ -90,7 +86,7 @@ def test_a_game_of_random_moves_is_openspiels_own(name, seed):
         moved.append((role, beside.legal_actions()[place]))
         return f"Let me think.\n{texts[place]}", -0.5
 
-    found = played(name, say, seed)
+    found = played(name, say)
     state = game.new_initial_state()
     for action in map(int, found.answer.split()):
         assert action in state.legal_actions()
@@ -131,7 +127,7 @@ def test_samples_of_a_task_have_the_same_cards_and_tasks_do_not():
     assert deals[0] == deals[1] and len(set(deals)) > 15
 
 
-@pytest.mark.parametrize("text", ["", "fold", "Pass or Bet", "\U0001f600"])
+@pytest.mark.parametrize("text", ["", "Pass or Bet"])
 def test_who_says_no_legal_move_has_lost(text):
     found = played(
         "kuhn_poker", lambda role, shown: ("Bet", -0.5) if role == "first" else (text, -0.5)

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 import torch
+from planned_once import PlannedOnce
 from simulated import make_trajectory
 from test_docs import fenced, simulated
 
-from marl_plugins.contracts import PluginContract
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load, load_file
@@ -57,7 +57,7 @@ def test_a_workflow_calls_the_tool_as_the_page_says(calc):
 def test_the_estimator_of_the_page_has_a_baseline_per_role(tmp_path):
     file = tmp_path / "role_mean.py"
     file.write_text(fenced("hooks.md", "# role_mean.py"))
-    contracts_of(type("Kit", (PluginContract,), {"plugin": str(file)})())
+    contracts_of(type("Kit", (PlannedOnce,), {"plugin": str(file)})())
     trajectory = make_trajectory(
         {"a": [], "b": [], "c": [], "d": []}, roles={"a": "x", "b": "x", "c": "x", "d": "y"}
     )
@@ -111,39 +111,6 @@ def test_the_debate_of_the_page_rewards_each_role_with_its_outcome(
     got = debate(verdict, label)
     assert got.outcomes == outcomes and got.outcome == pytest.approx(sum(outcomes.values()) / 3)
     assert {a.role: a.reward for a in got.actions} == outcomes
-
-
-@pytest.mark.usefixtures("debate")
-def test_the_debate_of_the_page_can_be_planned(tmp_path):
-    """Its grader is called on rehearsed trajectories, too."""
-    (tmp_path / "recipe.yaml").write_text(
-        "name: debate\nroles:\n  pro: {prompt: pro.md}\n  con: {prompt: con.md}\n  judge: {prompt: "
-        "judge.md}\n"
-        "workflow: workflow.py\ngrader: grader.py\ntasks: tasks.py\nmodel: tiny\nflags:\n"
-        "  {rollout.batch_size: 4, train.batch_size: 4, rollout.max_new_tokens: 8, data.max_len: "
-        "256}\n"
-    )
-    for name, prompt in {
-        "pro": "{question}",
-        "con": "{question} {other}",
-        "judge": "{question} {pro} {con}",
-    }.items():
-        (tmp_path / f"{name}.md").write_text(prompt)
-    (tmp_path / "tasks.py").write_text(
-        "from marl_plugins.core.trajectory import Task\n\ndef load(split):\n"
-        "    return [Task(f'{split}{n}', f'{split} {n}?', 'pro') for n in range(8)]\n"
-    )
-    run = build_plan(["--recipe", str(tmp_path)]).run
-    assert list(run.recipe.roles) == ["pro", "con", "judge"] and run.warnings == ()
-    (tmp_path / "typo.py").write_text(
-        (tmp_path / "grader.py").read_text().replace('"judge":', '"juge":')
-    )
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("grader.py", "typo.py"))
-    with pytest.raises(
-        ConfigurationError, match="'juge' is no role of the recipe; did you mean 'judge'"
-    ):
-        build_plan(["--recipe", str(tmp_path)])
 
 
 def test_a_plugin_tries_its_scorer_as_the_page_says(tmp_path):

@@ -22,11 +22,11 @@ def folder(tmp_path):
     return tmp_path
 
 
-def drive(app, act, size=(110, 30)):
+def drive(app, act):
     """Run the program while `act` presses keys."""
 
     async def main():
-        async with app.run_test(size=size) as pilot:
+        async with app.run_test(size=(110, 30)) as pilot:
             await act(pilot)
 
     asyncio.run(main())
@@ -69,20 +69,3 @@ def test_the_list_moves_filters_and_opens(folder):
         assert not isinstance(app.screen, TrajectoryScreen)
 
     drive(app, act)
-
-
-@pytest.mark.parametrize("size", [(20, 6), (200, 60)])
-def test_hostile_texts_are_shown_in_any_window(folder, size):
-    app = Browser(RunReader(folder), Query())
-
-    async def act(pilot):
-        for place in range(len(inspected_runs.HOSTILE)):
-            app.open(place)
-            await pilot.pause()
-            await pilot.press("down")
-            await pilot.pause()
-            shown = text_of(app.screen, "#text")
-            assert not any((ord(c) < 32 and c != "\n") or c in "\u202e\u2066\x7f" for c in shown)
-            await pilot.press("escape")
-
-    drive(app, act, size)

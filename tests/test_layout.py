@@ -21,7 +21,7 @@ def shuffling(seed):
     return lambda epoch, count: random.Random(f"{seed}/{epoch}").sample(range(count), count)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     lengths=LENGTHS,
     ranks=st.integers(1, 7),
@@ -64,7 +64,7 @@ def test_every_sequence_is_computed_once_an_epoch_in_whole_windows(
         assert min(windows) >= 1  # no optimiser step consists of weightless sequences
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     lengths=LENGTHS.filter(bool),
     others=LENGTHS.filter(bool),
@@ -106,7 +106,7 @@ def test_two_layouts_go_through_the_same_optimiser_steps(
                 ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     count=st.integers(1, 200),
     ranks=st.integers(1, 5),
@@ -168,12 +168,3 @@ def test_a_sequence_beyond_the_limit_is_named():
     with pytest.raises(ValueError, match="61 tokens is beyond 60") as refused:
         plan_layout([5, 61], 1, 1, Limit(tokens=60))
     assert refused.value.args[1] == 1
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"ranks": 0}, {"steps": 0}, {"epochs": 0}, {"limit": Limit(0)}, {"limit": Limit(tokens=0)}],
-)
-def test_impossible_shapes_are_refused(wrong):
-    with pytest.raises(ValueError, match="a layout needs"):
-        plan_layout(**{"lengths": [1] * 5, "ranks": 1, "steps": 1, "limit": Limit(1), **wrong})

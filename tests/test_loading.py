@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from marl_plugins.commands.recipes import copy
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load, load_file
 
@@ -57,31 +56,6 @@ def test_two_folders_of_one_name_do_not_meet(tmp_path):
         for where in "ab"
     ]
     assert [load_file(folder / "grader.py").where for folder in folders] == ["a", "b"]
-
-
-def test_a_link_is_the_file_that_it_leads_to(tmp_path):
-    folder = write(tmp_path / "pair", tasks="x = 1", grader="from . import tasks")
-    (tmp_path / "linked").symlink_to(folder)
-    assert load_file(tmp_path / "linked" / "tasks.py") is load_file(folder / "grader.py").tasks
-
-
-def test_a_copied_recipe_imports_its_own_files(tmp_path):
-    copy("kuhn_poker", tmp_path / "mine")
-    game = tmp_path / "mine" / "game.py"
-    game.write_text(game.read_text() + "\nMINE = True\n")
-    tasks = load_file(tmp_path / "mine" / "tasks.py")
-    assert tasks.game.MINE
-    assert tasks.game.__file__ == str(game)
-
-
-def test_a_folder_that_is_a_package_stays_one(tmp_path):
-    folder = write(
-        tmp_path / "real",
-        __init__="WORD = 'w'",
-        plugin="from . import WORD\nfrom .other import X",
-        other="X = 1",
-    )
-    assert load_file(folder / "plugin.py").WORD == "w"
 
 
 def test_a_file_that_was_just_written_is_found(tmp_path):

@@ -50,16 +50,12 @@ def test_they_are_squads(said, right):
 @pytest.mark.parametrize(
     ("said", "label", "score", "exact"),
     [
-        ("The Danube.", "danube", 1.0, 1.0),
         ("the cat sat", "a cat sat down", 0.8, 0.0),
         ("Ulm", ["Bonn", "ulm"], 1.0, 1.0),
         ("tea tea", "tea", 2 / 3, 0.0),
         ("", "tea", 0.0, 0.0),
         (None, "tea", 0.0, 0.0),
-        ("the", "a", 1.0, 1.0),
-        ("yes", "no", 0.0, 0.0),
         ("1984", 1984, 1.0, 1.0),
-        ("theatre", "the atre", 0.0, 0.0),
     ],
 )
 def test_by_examples(said, label, score, exact):

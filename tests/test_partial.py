@@ -186,7 +186,7 @@ def test_a_run_that_is_killed_anywhere_goes_on_and_nothing_is_lost(tmp_path):
         moments.setdefault(what, []).append(number)
     draw = random.Random(1)
     for moment in sorted(
-        {n for found in moments.values() for n in draw.sample(found, min(3, len(found)))}
+        {n for found in moments.values() for n in draw.sample(found, min(2, len(found)))}
     ):
         folder = tmp_path / str(moment)
         with pytest.raises(Killed):

@@ -124,12 +124,7 @@ def test_a_good_recipe_has_no_warnings(recipe):
     ("content", "expected"),
     [
         (b'[\n {"problem": "1"},\n]', [("files.json", "data.json:3")]),
-        (b"[" * 100_000, [("tasks.deep_json", "data.json")]),
         (b'[{"problem": "1", "answer": NaN}]', [("tasks.value", "data.json:1: item 1")]),
-        (
-            b'[{"problem": "1", "answer": 1, "x": {"y": [1e999]}}]',
-            [("tasks.value", "data.json:1: item 1")],
-        ),
         (
             b'[{"problem": "1", "answer": "2"}, {"problem": "2"}]',
             [("tasks.no_field", "data.json:1: item 2")],
@@ -138,7 +133,6 @@ def test_a_good_recipe_has_no_warnings(recipe):
             b'[{"problem": "1"}, {"problem": "2", "answer": "2"}]',
             [("tasks.no_field", "data.json:1: item 1")],
         ),
-        (b'[{"problem": "\\ud800", "answer": "2"}]', [("tasks.unicode", "train/0")]),
     ],
 )
 def test_a_broken_json_file_says_what_and_where(recipe, content, expected):
@@ -163,9 +157,7 @@ def test_csv_is_read(recipe):
     ("content", "expected"),
     [
         ("problem,answer\n1,2,3\n", [("tasks.columns", "data.csv:2")]),
-        ("problem,problem\n1,2\n", [("tasks.same_columns", "data.csv:1")]),
         ('problem,answer\n"1,2\n', [("files.csv", "data.csv:2")]),
-        ("text,answer\n1,2\n", [("tasks.no_prompt_field", "data.csv:2")]),
     ],
 )
 def test_a_broken_csv_file_says_where(recipe, content, expected):
@@ -177,16 +169,11 @@ def test_a_broken_csv_file_says_where(recipe, content, expected):
 @pytest.mark.parametrize(
     ("files", "code"),
     [
-        ("['x.csv']", "tasks.files"),
-        ("{1: __file__}", "tasks.file_path"),
         ("{'../x': __file__}", "tasks.file_path"),
-        ("{'x' * 256: __file__}", "tasks.file_path"),
-        ("{'x': 0}", "tasks.no_source"),
         ("{'x': 'gone.csv'}", "tasks.no_source"),
         ("{'x': __file__, 'x/y': __file__}", "tasks.file_tree"),
-        ("{f'{n}/x': __file__ for n in range(1001)}", "tasks.many_files"),
     ],
-    ids=range(8),
+    ids=range(3),
 )
 def test_files_that_no_workspace_can_begin_with(recipe, files, code):
     recipe.edit("workflow: workflow.py", "workflow: workflow.py\ntasks: tasks.py").edit(
@@ -204,14 +191,9 @@ def test_files_that_no_workspace_can_begin_with(recipe, files, code):
 
 @pytest.mark.parametrize("name", ["solution", "output", "ground_truth"])
 def test_labels_have_many_names(recipe, name):
-    recipe.write(
-        data_jsonl="\n".join(json.dumps({"problem": r["problem"], name: r["answer"]}) for r in ROWS)
-    )
-    plan = recipe.plan()
-    assert plan.tasks("train")[3].label == "6"
-    assert describe(plan)["task_source"]["train"].endswith(
-        f"data.jsonl: problem -> prompt, {name} -> label"
-    )
+    rows = [{"problem": r["problem"], name: r["answer"]} for r in ROWS]
+    recipe.write(data_jsonl="\n".join(map(json.dumps, rows)))
+    assert read_tasks(recipe.folder / "data.jsonl")[3].label == "6"
 
 
 def test_no_labels_are_a_warning_where_the_grader_reads_them(recipe):
@@ -238,12 +220,6 @@ def test_no_labels_are_a_warning_where_the_grader_reads_them(recipe):
         ),
         ("def load():\n    return []\n", [("code.arguments", "tasks", "tasks.py:1")]),
         ("def load(split):\n    return []\n", [("tasks.none",)]),
-        (
-            "from marl_plugins.core.trajectory import Task\n\n"
-            "def load(split):\n    return [Task(str(n), f'{n}?', float('nan')) for n in range(64 * "
-            "(split == 'train'))]\n",
-            [("tasks.json", "tasks.py", "train/0")],
-        ),
     ],
 )
 def test_a_loader_that_cannot_work_is_named(recipe, code, expected):
@@ -262,7 +238,6 @@ QWEN = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 128}
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ("{", [("files.json", "solver", "solver", "recipe.yaml:6", "config.json:1")]),
         (
             {"architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {}},
             [("models.architecture", "recipe.yaml:6", "config.json")],
@@ -274,15 +249,9 @@ def test_a_model_that_cannot_be_trained_is_refused(recipe, config, expected):
     recipe.model(config).refused(*expected)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        QWEN,
-        QWEN | {"max_position_embeddings": 32, "rope_scaling": {"factor": 4.0}},
-    ],
-)
-def test_models_that_may_be_trained_are_not(recipe, config):
-    assert recipe.model(config).warnings() == []
+def test_a_model_whose_rope_is_scaled_has_more_positions(recipe):
+    scaled = QWEN | {"max_position_embeddings": 32, "rope_scaling": {"factor": 4.0}}
+    assert recipe.model(scaled).warnings() == []
 
 
 MINE = {"AutoModelForCausalLM": "modeling.Mine"}
@@ -315,15 +284,6 @@ def test_a_model_that_brings_code_needs_to_be_trusted(recipe, file, content, sai
     path = recipe.model(QWEN).folder / "model" / file
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content))
-    problem = recipe.problem()
-    says(
-        problem,
-        "recipe.yaml:",
-        f"model/{file}: ",
-        said,
-        "would run as you",
-        "add --trust_remote_code",
-    )
     recipe.refused(("models.code", "recipe.yaml:6", Path(file).name))
     recipe.plan("--trust_remote_code")
     critic = str(recipe.edit("model: ./model", "model: tiny").folder / "model")
@@ -366,16 +326,6 @@ def test_code_is_refused_before_the_runtime_loads_a_model(tmp_path, monkeypatch)
 
 # --- lengths
 # --------------------------------------------------------------------------------------------------
-
-
-def test_a_prompt_that_leaves_no_room_is_refused(recipe):
-    says(
-        recipe.write(solver_md="x" * 200 + "{problem}").problem(),
-        "role 'solver'",
-        "solver.md",
-        "221 tokens",
-        "max_len 128",
-    )
 
 
 def test_tasks_that_leave_no_room_are_counted(recipe):
@@ -436,48 +386,16 @@ def test_a_tiny_models_tokens_are_counted_without_it(text):
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (
-            ["--algo.advantage.gamma", "2"],
-            ["gamma: 2 is out of range: expected at least 0 and at most 1"],
-        ),
-        (["--policy.solver.actor.adam.lr", "-1"], ["actor.adam.lr: -1 is out of range"]),
-        (
-            ["--train.seed", "-1"],
-            ["--train.seed: -1 is out of range: expected at least 0 and at most 4294967295"],
-        ),
-    ],
-)
-def test_flags_out_of_range(recipe, words, parts):
-    says(recipe.problem(*words), *parts)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        (
-            "max_new_tokens: 16}",
-            "max_new_tokens: true}",
-            [("recipe.value", "recipe.yaml:3", "roles.solver.max_new_tokens")],
-        ),
-        (
-            "max_new_tokens: 16}",
-            "stop: ['']}",
-            [("roles.empty_stop", "recipe.yaml:3", "roles.solver.stop")],
-        ),
-    ],
-)
-def test_values_of_the_recipe_that_mean_nothing(recipe, old, new, expected):
-    recipe.edit(old, new).refused(*expected)
+def test_a_stop_that_is_empty(recipe):
+    recipe.edit("max_new_tokens: 16}", "stop: ['']}").refused(
+        ("roles.empty_stop", "recipe.yaml:3", "roles.solver.stop")
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
         (b"", [("roles.empty_prompt", "recipe.yaml:3", "roles.solver.prompt", "solver.md")]),
-        (b"\n", [("roles.empty_prompt", "recipe.yaml:3", "roles.solver.prompt", "solver.md")]),
         (
             "Ein langer Prompt f\u00fcr alle".encode("latin-1"),
             [("files.encoding", "recipe.yaml:3", "roles.solver.prompt", "solver.md")],
@@ -529,8 +447,6 @@ def plugin(folder, hook, answer):
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ("Tool('calc', find, find)", ("plugin.answer",)),
-        ("[Tool('', plain, find)]", ("tools.name",)),
         ("[Tool('calc', plain, find)]", ("tools.field", "calc")),
         (
             "[Tool('python', plain and __import__('asyncio').sleep, find)]",
@@ -554,19 +470,12 @@ def test_a_right_tool_is_there(recipe):
     file = recipe.folder / "marl_tools.py"
     file.write_text(file.read_text().replace("async def run(", "async def run_tool("))
     assert recipe.warnings(*words) == []
-    says(recipe.problem(), "there is no tool 'calc'", "valid: python", "--plugin")
+    recipe.refused(("roles.no_tool", "recipe.yaml:3", "roles.solver.tools"))
 
 
-@pytest.mark.parametrize(
-    ("answer", "parts"),
-    [
-        ("Estimator", ["marl_estimator: expected", "Estimator", "got type"]),
-        ("Mine(needs_critic=True)", ["uses a critic and the run has none"]),
-        ("Mine(scope='group')", ["compares groups and does not say which"]),
-    ],
-)
-def test_a_plugins_estimator_is_checked(recipe, answer, parts):
-    says(recipe.problem(*plugin(recipe.folder, "marl_estimator", answer)), *parts)
+def test_a_plugins_estimator_is_checked(recipe):
+    found = found_by(recipe.plan, *plugin(recipe.folder, "marl_estimator", "Mine(scope='group')"))
+    assert [code for code, *_ in found] == ["estimator.no_group"]
 
 
 def test_an_estimator_by_name_beside_a_plugins_is_refused(recipe):
@@ -578,18 +487,6 @@ def test_an_estimator_by_name_beside_a_plugins_is_refused(recipe):
 
 # --- what the plan says
 # --------------------------------------------------------------------------------------------------
-
-
-def test_the_plan_says_what_is_trained_and_by_whom(recipe):
-    shown = describe(recipe.plan())
-    assert shown["steps"] == "64 tasks / 16 = 4 steps an episode x 3 episodes = 12 steps"
-    assert shown["first_task"] == {"id": "0", "prompt": "0 + 0 = ?", "label": "0", "metadata": ""}
-    says(shown["task_source"]["train"], "data.jsonl: problem -> prompt, answer -> label")
-    assert shown["estimator"] == "reinforce (ReinforcePlusPlus of marl_plugins.reinforce_pp)"
-    says(shown["scores"]["outcomes"], "grader.py: score_outcome")
-    says(shown["scores"]["actions"], "not scored separately")
-    assert shown["rewards"] == "the scores, in [0, 1]"
-    assert json.dumps(shown)
 
 
 @pytest.mark.parametrize(
@@ -610,7 +507,7 @@ def test_the_plan_says_how_the_number_of_steps_comes_about(recipe, words, steps)
     says(describe(recipe.plan(*words))["steps"], steps)
 
 
-@pytest.mark.parametrize("empty", ["", "  ", []])
+@pytest.mark.parametrize("empty", ["  ", []])
 def test_a_label_that_is_empty_is_refused_like_one_that_is_null(recipe, empty):
     recipe.write(
         data_jsonl="\n".join(
@@ -627,10 +524,6 @@ def test_a_label_that_is_empty_is_refused_like_one_that_is_null(recipe, empty):
         (
             ["--reward.clip_range", "10", "-10"],
             [("lengths.clip_range", "reward.clip_range")],
-        ),
-        (
-            ["--reward.overlong_buffer_len", "0"],
-            [("flags.value", "command line", "reward.overlong_buffer_len")],
         ),
         (
             ["--reward.stop_properly_penalty_coef", "1.5"],

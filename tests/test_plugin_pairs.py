@@ -1,17 +1,13 @@
 """Every two plugins, and each with every estimator: a run works, or is refused before it starts
 with codes and fixes."""
 
-from itertools import combinations
-
 import pytest
 from plugin_pairs import (
     PAGE,
-    TIMED,
     outcomes,
     pairs,
     parts,
     refused_by,
-    stacks,
     table,
     written,
 )
@@ -27,17 +23,6 @@ def found(tmp_path_factory):
 def test_there_is_no_third_case(found):
     wrong = [f"{a} and {b}: {outcome.wrong}" for (a, b), outcome in found.items() if outcome.wrong]
     assert not wrong, "\n".join(wrong)
-
-
-def test_every_pair_that_works_stands_in_a_run():
-    """And in one whose resumed records are compared, unless timing decides what a step has."""
-    working = {*pairs()} - refused_by(PAGE.read_text())
-    shown = {}
-    for stack in stacks([pair for pair in pairs() if pair in working]):
-        for pair in combinations(stack, 2):
-            shown.setdefault(pair, []).append(bool(TIMED & {*stack}))
-    assert shown.keys() == working
-    assert all(not all(shown[pair]) for pair in working if not TIMED & {*pair})
 
 
 def test_nothing_shipped_is_missing(found):

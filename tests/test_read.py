@@ -4,8 +4,6 @@ progress and resumed ones."""
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -216,38 +214,3 @@ def test_an_evaluation_that_replaces_another_is_read_anew(tmp_path):
         assert again == (step == 2) and [r.value["n"] for r in found] == list(range(step, 4))
     path.unlink()
     assert tail.read() == (True, [])
-
-
-@pytest.mark.parametrize(
-    "name", [*FILES, "run/command.json", "checkpoints/manifest.json", "checkpoints/manifest-2.json"]
-)
-def test_what_is_no_file_is_not_waited_for(tmp_path, name):
-    """A pipe that nobody writes to would be waited for, for ever."""
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    os.mkfifo(path)
-    code = """if True:
-        import sys
-        from pathlib import Path
-        from marl_plugins.core.failures import ConfigurationError
-        from marl_plugins.engine.plan.fingerprint import file_digest
-        from marl_plugins.engine.plan.resume import read_manifest
-        from marl_plugins.engine.records.run_folder import replayed
-        from marl_plugins.engine.records.write import cut_back
-        folder, name = Path(sys.argv[1]), sys.argv[2]
-        assert file_digest(folder / name) == ""
-        works = (cut_back, folder, 2), (read_manifest, folder / "checkpoints"), (replayed, ["--resume", str(folder)])
-        for work, *given in works:
-            try:
-                work(*given)
-            except ConfigurationError as error:
-                print(*error.problems, sep="\\n")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path), name],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    assert name.split("/")[-1].partition("-2")[0] in done.stdout

@@ -17,13 +17,8 @@ from marl_plugins.engine.plan.script import example_scripts
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """What blocks is found by `quick`; all else is as slow as the machine is."""
+    """Nothing here blocks; it is as slow as the machine is."""
     monkeypatch.setattr(user_code_thread, "USER_CODE_SECONDS", 100.0)
-
-
-@pytest.fixture
-def quick(monkeypatch, patient):
-    monkeypatch.setattr(user_code_thread, "USER_CODE_SECONDS", 1.0)
 
 
 def refused(folder, *words):
@@ -76,35 +71,22 @@ def test_what_an_example_raises_is_wrong(tmp_path):
     assert "when role 'router' says '{\"team\": \"metrics\"}'" in said
 
 
-@pytest.mark.parametrize("value", ["5", "[5]", "{a: b}", "true"])
-def test_an_example_is_a_text_or_a_list_of_texts(tmp_path, value):
-    folder = Triage(tmp_path)
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        recipe.read_text().replace("registry: {prompt", f"registry: {{example: {value}, prompt")
-    )
-    assert {code for code, *_ in refused(folder)[0]} == {"recipe.value"}
-
-
 # --- what stands behind a router is checked
 
 RESOLVER = "return await roles.resolver(incident=task.prompt, finding=finding)"
 METRICS = "finding = await roles.metrics(incident=task.prompt, after=[route])"
 BEHIND = {
     "an unknown role": (RESOLVER, RESOLVER.replace("resolver", "resolvr"), "rehearsal.mistake", "did you mean 'resolver'?"),
-    "an unknown role of a branch": (METRICS, METRICS.replace("metrics", "metric"), "rehearsal.mistake", "did you mean 'metrics'?"),
-    "an unknown field": (METRICS, METRICS.replace("incident", "incidnt"), "rehearsal.mistake", "called with the wrong fields"),
     "no await": (METRICS, METRICS.replace("await ", ""), "rehearsal.mistake", "write `await` "
                                                                               "before it"),
     "the label": (RESOLVER, RESOLVER.replace("=finding", "=task.label, "
                                                          "after=[finding]"), "rehearsal.label", "the task's label"),
-    "sys.exit": (METRICS, f"raise SystemExit; {METRICS}", "rehearsal.mistake", "ends the program"),
     "a role in a swallowed exception": (
         METRICS, f"try: {METRICS.replace('metrics', 'metric')}\n        except Exception: finding "
                  "= ''", "rehearsal.mistake",
         "no role 'metric'",
     ),
-}  # fmt: skip  # fmt: skip
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", BEHIND)
@@ -126,7 +108,6 @@ def test_a_dependency_that_is_lost_behind_a_router_is_said(tmp_path):
     ("score", "problem", "part"),
     [
         ("7", ("rehearsal.mistake", "grader.py:1"), "is 7; scores lie in [0, 1]"),
-        ("trajectory.task.metadata['subject']", ("rehearsal.raises", "grader.py:2"), "KeyError"),
     ],
 )
 def test_a_grader_behind_a_router_is_tried(tmp_path, score, problem, part):
@@ -219,13 +200,11 @@ def test_what_a_variant_raises_is_wrong(hidden):
 @pytest.mark.parametrize(
     ("variants", "part"),
     [
-        ("return 5", "expected a mapping of names to variants, got 5"),
         ("return {'a': 5}", "variant 'a' to be texts by role, or a workflow, got 5"),
         (
             "return {'a': {'ruter': 'x'}}",
             "expected a role or tools.NAME in variant 'a', got 'ruter'; did you mean 'router'?",
         ),
-        ("return 1 / 0", "ZeroDivisionError"),
     ],
 )
 def test_variants_that_are_none_are_refused(tmp_path, variants, part):
@@ -248,7 +227,6 @@ def test_what_is_drawn_at_random_is_said(tmp_path):
     "value",
     [
         "random.Random().random()",
-        "time.perf_counter()",
         "TEAMS.setdefault(str(len(TEAMS)), 'x') + str(len(TEAMS))",
     ],
 )
@@ -266,10 +244,7 @@ def test_what_is_shown_differently_the_next_time_is_said(tmp_path, value):
     [
         "roles.metrics(incident=tsk.prompt)",
         "roles.metrics(incident=task.promt)",
-        "roles.metrics(incident=route.txt)",
-        "roles.metrics(incident=task.metadata['host'])",
         "tools.pyton('1')",
-        "tools.python.runn(code='1')",
     ],
 )
 def test_a_wrong_name_is_said_also_where_its_exception_is_caught(tmp_path, call):

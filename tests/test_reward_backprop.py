@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import nonce_in, openai_server
+from planned_once import plan_of
 from refusals import refused
 from simulated import make_trajectory
+from simulated_session import fresh
 
 from marl_plugins import reward_backprop as plugin
 from marl_plugins.core.credit import rewards_from_scores
@@ -255,7 +257,7 @@ def credited(trajectories, words=(), attributor=None):
         "marl_plugins.reward_backprop",
         "--dry-run",
     ]
-    run = build_plan([*recipe, *words]).run
+    run = fresh(plan_of(*recipe, *words)).run
     run.state(BackpropState).attributor = attributor or Told({"c": 0.5, "b": 0.5})
     rewards_from_scores(trajectories)
     asyncio.run(plugin.marl_credit_step(trajectories, run))
@@ -342,11 +344,8 @@ def test_an_outcome_of_several_parts_is_weighed():
         ("**CONTRIBUTION n1:** +2.5/10", "text", 2.5),
         ("CONTRIBUTION n1: -11", "text", None),
         ("CONTRIBUTION n1: -3\nCONTRIBUTION n1: 3", "text", None),
-        ("CONTRIBUTION n2: -3", "text", None),
         ('{"nonce": "n1", "explanation": "x", "passed_on": "y", "contribution": -10}', "json", -10),
         ('{"nonce": "n1", "contribution": -10.1}', "json", None),
-        ('{"nonce": "n1", "contribution": true}', "json", None),
-        ('{"nonce": "n1", "contribution": -1, "score": 10}', "json", None),
         ('{"contribution": -1}', "json", None),
     ],
 )

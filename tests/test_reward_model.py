@@ -53,19 +53,12 @@ def renamed(folder, change):
     file.write_bytes(struct.pack("<Q", len(header)) + header + content[8 + size :])
 
 
-@pytest.mark.parametrize(
-    ("name", "fix"),
-    [
-        ("value_head.weight", '"value_head_prefix": "value_head"'),
-        ("score.other", "name a reward model"),
-    ],
-)
-def test_a_head_of_another_name_would_be_random_and_is_refused(tmp_path, name, fix):
+def test_a_head_of_another_name_would_be_random_and_is_refused(tmp_path):
     folder = same_tokenizer(tmp_path / "model")
-    renamed(tmp_path / "model", {"score.weight": name})
+    renamed(tmp_path / "model", {"score.weight": "value_head.weight"})
     with refused(("reward_model.no_head", MODEL, "model")) as caught:
         plan_of(tmp_path, folder)
-    assert fix in str(caught.value)
+    assert '"value_head_prefix": "value_head"' in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +70,6 @@ def test_a_head_of_another_name_would_be_random_and_is_refused(tmp_path, name, f
             lambda f: (f / "model.safetensors").rename(f / "model.bin"),
             "reward_model.no_safetensors",
         ),
-        (lambda f: (f / "model.safetensors").unlink(), "models.no_weights"),
-        (lambda f: (f / "config.json").unlink(), "models.no_config"),
-        (lambda f: (f / "config.json").write_text("{"), "files.json"),
     ],
 )
 def test_a_folder_that_is_no_reward_model_is_refused(tmp_path, change, code):

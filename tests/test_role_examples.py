@@ -36,12 +36,8 @@ def test_examples_stand_between_system_and_user_as_they_are(tmp_path_factory, pa
     "text",
     [
         "",
-        "[]",
-        "user: a",
         "- {user: a}",
-        "- {user: a, assistant: 12}",
         "- a: [",
-        "- {user: ' ', assistant: b}",
     ],
 )
 def test_other_files_are_no_examples(text, tmp_path):

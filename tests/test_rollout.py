@@ -58,14 +58,6 @@ def test_a_verifier_that_is_down_loses_the_trajectory_and_not_the_run(chat):
     assert [(t.infrastructure_failure, t.outcome) for t in got] == [("verifier", None)] * 2
 
 
-def test_a_plain_verifier_that_is_down_does_so_too(chat):
-    def down(trajectory):
-        raise InfrastructureFailure("verifier", "unreachable")
-
-    got = rollout(chat, down)
-    assert [(t.infrastructure_failure, t.outcome) for t in got] == [("verifier", None)] * 2
-
-
 def test_a_verifier_that_never_answers_loses_the_trajectory_at_the_deadline(chat):
     async def hang(trajectory):
         await asyncio.sleep(60)

@@ -32,7 +32,7 @@ MOST = {
 }
 PAUSES = {"memory": 0.02, "disk": 0.004, "tasks": 0.0}
 """Seconds for each MB, so that the bounds hold on a busy machine too."""
-CALLS = 2000
+CALLS = 1000
 
 
 @pytest.mark.parametrize("level", ISOLATING)

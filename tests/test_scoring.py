@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import content, make_trajectory
 
@@ -105,6 +105,7 @@ def trajectories(draw):
     )
 
 
+@settings(max_examples=50)
 @given(trajectories())
 def test_a_record_gives_back_what_was_recorded(trajectory):
     record = json.loads(json.dumps(to_record(trajectory)))
@@ -211,13 +212,10 @@ def test_a_role_that_did_not_act_may_have_an_outcome_or_none():
     [
         (5, r"outcome of task t9 is 5; scores lie in \[0, 1\]"),
         (float("nan"), "outcome of task t9 is nan"),
-        ("right", "outcome of task t9 is 'right'; expected a number in"),
-        ([1.0, 0.0], r"outcome of task t9 is \[1.0, 0.0\]; expected a number in"),
         (
             {"pro": 1.0, "con": 2.0, "judge": 1.0},
             r"outcome of task t9 for role 'con' is 2.0; scores lie in \[0, 1\]",
         ),
-        ({"pro": 1.0, "con": "no", "judge": 1.0}, "for role 'con' is 'no'; expected a number in"),
         (
             {"pro": 1.0, "con": 0.0},
             "of task t9 is .*role 'judge' acted and has none: a number, or None",
@@ -227,7 +225,6 @@ def test_a_role_that_did_not_act_may_have_an_outcome_or_none():
             "'juge' is no role of the recipe; did you mean 'judge'.*'judge' acted",
         ),
         ({}, "role 'pro' acted and has none.*role 'con' acted and has none"),
-        ({1: 1.0, "pro": 1, "con": 0, "judge": 1}, "1 is no role of the recipe"),
     ],
 )
 def test_an_outcome_that_is_wrong_is_named(outcome, message):
@@ -262,37 +259,3 @@ def test_a_recipes_grader_may_score_roles(tmp_path, grader):
 
     asyncio.run(score_outcome(trajectory, ask, None, plan.run.recipe.roles))
     assert (trajectory.outcomes, trajectory.outcome) == ({"solver": 1.0, "coder": 0.0}, 0.5)
-
-
-# --- what is wrong with the user's code names whose it is
-# -------------------------------------------------------------------
-
-
-def test_a_grader_that_raises_names_task_and_answer():
-    trajectory = make_trajectory({"a": []})
-    trajectory.answer = "forty-two"
-
-    async def judged(trajectory):
-        return int(trajectory.answer)
-
-    with pytest.raises(ValueError, match="invalid literal for int") as error:
-        asyncio.run(score_outcome(trajectory, judged, None, ["a"]))
-    assert error.value.__notes__ == [
-        "raised while the answer 'forty-two' to task 't', sample 0, was scored"
-    ]
-
-
-@pytest.mark.parametrize("plain", [True, False])
-def test_a_scorer_of_actions_that_raises_names_role_task_and_answer(plain):
-    trajectory = make_trajectory({"a": []})
-
-    def score(action, seen):
-        async def judged():
-            raise KeyError("points")
-
-        return {}["points"] if plain else judged()
-
-    with pytest.raises(KeyError) as error:
-        asyncio.run(score_trajectory(trajectory, score, None, roles=["a"]))
-    (note,) = error.value.__notes__
-    assert "role 'a' was scored" in note and "on task 't'" in note

@@ -45,9 +45,8 @@ def started(script, folder, prepared):
             "py_executable": f"{sys.executable} -I -S",
         },
         {"env_vars": {"A": "${RAY_NODE_ID}$HOME"}, "java_jars": [], "py_executable": None},
-        {"command_prefix": ["A=b"], "env_vars": {"C": "d"}},
     ],
-    ids=["nothing", "environment", "references", "prefix"],
+    ids=["nothing", "environment", "references"],
 )
 def test_a_worker_starts_as_through_rays_own_script(tmp_path, prepared):
     theirs = started(["-m", "ray._private.workers.setup_worker"], tmp_path, prepared)

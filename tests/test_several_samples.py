@@ -32,7 +32,7 @@ def enumerated(samples, k):
 
 def test_both_are_those_of_all_subsets():
     rng = random.Random(1)
-    for _ in range(1000):
+    for _ in range(200):
         n = rng.randint(1, 8)
         answers = [rng.randrange(rng.randint(1, 5)) for _ in range(n)]
         worth = {answer: float(rng.random() < 0.4) for answer in set(answers)}
@@ -103,7 +103,7 @@ def test_metrics_that_the_best_step_may_be_chosen_by_are_those_that_there_are():
     assert best_metric("eval_aime_pass1") == "eval/eval_aime_pass1"
 
 
-def test_each_set_is_played_with_its_own_samples_and_shown(capsys):
+def test_each_set_is_played_with_its_own_samples():
     played = []
 
     class Played:
@@ -121,14 +121,8 @@ def test_each_set_is_played_with_its_own_samples_and_shown(capsys):
     tasks = [Task(f"aime/{n}", "?", dataset="aime", samples=4) for n in range(2)]
     tasks += [Task(f"math/{n}", "?", dataset="math") for n in range(3)]
     args = SimpleNamespace(n_samples_per_prompt=2, temperature=0.6)
-    display = Display(False)
-    metrics, trajectories = asyncio.run(evaluation(Played(), tasks, args, display))
+    metrics, trajectories = asyncio.run(evaluation(Played(), tasks, args, Display(False)))
     assert played == [(2, 4), (3, 2)] and len(trajectories) == 14
     assert metrics["eval/aime/pass@4"] == 0.5 and metrics["eval/math/pass@2"] == 0.0
     assert metrics["eval/aime/outcome"] == 1 / 8 and metrics["eval/outcome"] == 1 / 20
     assert metrics["eval/eval_aime_pass4"] == 0.5 and "eval/pass@2" not in metrics
-    capsys.readouterr()
-    display.evaluation(3, metrics, trajectories)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" on ")[1].split(" ")[0] for line in lines] == ["5", "2", "3"]
-    assert "aime after step 3" in lines[1] and "pass@4 0.500" in lines[1]

@@ -35,7 +35,7 @@ def test_what_its_demonstrators_are_shown_is_what_its_prompts_need(name):
     assert roles == set(run.recipe.roles)
 
 
-@pytest.mark.parametrize("wrong", [0, 2, 5])
+@pytest.mark.parametrize("wrong", [2, 5])
 def test_voters_are_rewarded_for_their_own_answers_and_the_decider_for_the_decision(wrong):
     plan = planned("vote/recipe.yaml")
     task = plan.tasks("train")[0]
@@ -84,7 +84,6 @@ def test_the_clerk_looks_up_every_price_and_is_told_what_is_not_sold():
     ("first", "tests", "second", "outcomes"),
     [
         ("right", "right", None, {"coder": 1.0, "tester": 1.0}),
-        ("wrong", "right", "right", {"coder": 1.0, "tester": 1.0}),
         ("wrong", "right", "wrong", {"coder": 0.0, "tester": 1.0}),
         ("right", "wrong", "right", {"coder": 1.0, "tester": 0.0}),
         ("wrong", "nothing", None, {"coder": 0.0, "tester": 0.0}),

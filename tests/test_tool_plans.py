@@ -5,9 +5,7 @@ import json
 
 import pytest
 
-from marl_plugins.builtin.tools.mcp.servers import Servers
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.tools import Function
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
 
@@ -103,29 +101,10 @@ def functions(made, name):
             "recipe.yaml:3: roles.clerk.calls: vLLM has no parser 'hermess'; did you mean "
             "'hermes'?",
         ),
-        (
-            "tools: [python], calls: hermes, reasoning: qwen_3",
-            "roles.clerk.reasoning: vLLM has no parser 'qwen_3'; did you mean 'qwen3'?",
-        ),
         ("tools: [python], reasoning: qwen3", "roles.clerk.reasoning: says what is no call"),
-        ("calls: hermes", "roles.clerk.calls: the role has no tools to call"),
         ("tools: [find], calls: hermes", "roles.clerk.calls: tool 'find' has no functions"),
-        ("tools: [startd]", "there is no tool 'startd'; did you mean 'started'?"),
     ],
 )
 def test_roles_that_cannot_call_their_tools(plan, role, problem):
     (found,) = problems(plan, role)
     assert problem in found
-
-
-def test_two_tools_of_a_role_must_not_have_one_function(plan, monkeypatch):
-    of = Servers.of
-
-    def with_python(self, recipe, folder):
-        (server,) = of(self, recipe, folder)
-        server.functions = (Function("python", "", {}),)
-        return [server]
-
-    monkeypatch.setattr(Servers, "of", with_python)
-    (found,) = problems(plan, "tools: [python, started]")
-    assert "roles.clerk.tools: tool 'python', 'started': both have a function 'python'" in found

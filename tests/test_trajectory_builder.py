@@ -2,7 +2,6 @@
 `roles.x(...)`, or code with messages."""
 
 import asyncio
-from collections import Counter
 
 import pytest
 from simulated import content, simulated_engine, without_seconds
@@ -17,7 +16,6 @@ from marl_plugins.core.trajectory import (
     Generation,
     Task,
     ToolResult,
-    action_path,
     path_order,
 )
 from marl_plugins.core.trajectory_builder import TrajectoryBuilder
@@ -125,30 +123,6 @@ def test_a_workflow_and_code_with_messages_build_the_same_trajectory(settings):
     assert content(from_record(to_record(built))) == content(built)
 
 
-def test_an_executor_may_answer_from_handlers_of_its_own(settings):
-    """As a server does: the work waits until the client says that it is done, and requests come in
-    from other tasks."""
-    builder, done = TrajectoryBuilder(TASK, 0, **settings), asyncio.Event()
-
-    async def client():
-        first = await builder.answer("a", [said("begin")])
-        last = await builder.answer("b", [said("and end")], parents=[first])
-        done.set()
-        return last
-
-    async def session():
-        requests = asyncio.create_task(client())
-        await done.wait()
-        return await requests
-
-    trajectory = asyncio.run(builder.build(session))
-    assert [a.role for a in trajectory.actions] == ["a", "b"]
-    assert (
-        trajectory.returned == trajectory.actions[-1].path
-        and trajectory.answer == trajectory.actions[-1].text
-    )
-
-
 def test_what_is_no_call_is_refused(settings):
     builder = TrajectoryBuilder(TASK, 0, **settings)
     other = Action("a.0", "a", "p", 0, (), Generation((1,), (0.0,), "stop", "p", 0), "")
@@ -208,20 +182,3 @@ def test_twelve_twins_stand_in_the_order_of_their_numbers_everywhere(settings):
     again = from_record(to_record(trajectory))
     ordered = sorted(again.actions, key=lambda action: path_order(action.path))
     assert [a.path for a in ordered] == [a.path for a in trajectory.actions]
-
-
-class Counted(Counter):
-    """Counts how often something is looked up in it."""
-
-    lookups = 0
-
-    def __getitem__(self, key):
-        type(self).lookups += 1
-        return super().__getitem__(key)
-
-
-def test_a_path_costs_the_same_for_the_last_of_many_twins():
-    twins = Counted()
-    paths = [action_path("a", (), (1, 2, 3), twins) for _ in range(8_000)]
-    assert Counted.lookups <= 2 * len(paths)
-    assert len(set(paths)) == len(paths) and paths[-1] == f"{paths[0]}+7999"

@@ -5,7 +5,6 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
-from refusals import refused
 from simulated import make_trajectory
 from simulated_run import SimulatedPolicy, simulated_trainer
 from test_exchange import Chat
@@ -14,7 +13,6 @@ from test_forking import Forks
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.roles import RoleSpec
-from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.transfer import sources
 
@@ -150,14 +148,3 @@ def test_in_a_game_the_winner_is_learned_from():
     )
     assert sources([won, won], "s", run) == ["p"] and sources([lost], "s", run) == ["q"]
     assert sources([won, lost], "s", run) == ["p", "q"] and sources([won], "q", run) == []
-
-
-def test_a_recipe_without_a_population_is_refused():
-    with refused(("transfer.no_population", PLUGIN)):
-        build_plan(["--recipe", "kuhn_poker/tiny.yaml", "--plugin", PLUGIN])
-    assert (
-        build_plan(
-            ["--recipe", "kuhn_poker/population.yaml", "--plugin", PLUGIN]
-        ).run.args.transfer.groups
-        == 1
-    )

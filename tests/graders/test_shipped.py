@@ -108,17 +108,10 @@ def test_a_grader_that_checks_programs_apart_is_fine(pair, capsys):
     assert f"{len(TRICKS) + 1} of {len(TRICKS) + 1}" in capsys.readouterr().out
 
 
-def test_a_grader_that_refuses_what_is_right_is_named_with_the_answer(pair, capsys):
-    assert main(["check", str(pair("def score_outcome(trajectory):\n    return 0.0\n"))]) == 1
-    said = capsys.readouterr().out
-    assert said.startswith("0 of 1") and "train-1" in said and "return x + 1" in said
-
-
 @pytest.mark.parametrize(
     ("answers", "code"),
     [
         ("x = 1", "answers.none"),
-        ("def answers(tasks): return ['x']", "answers.type"),
         (
             "from marl_plugins.contracts.graders import GradedAnswers\n"
             "def answers(tasks): return [GradedAnswers(tasks[0], role='code')]",

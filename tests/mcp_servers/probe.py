@@ -6,11 +6,11 @@ import sys
 
 PORT = int(sys.argv[1]) if len(sys.argv) > 1 else 0
 try:
-    from mcp.server.mcpserver import Context, MCPServer
+    from mcp.server.mcpserver import MCPServer
 
     server, address = MCPServer("probe"), {"host": "127.0.0.1", "port": PORT}
 except ImportError:  # the SDK's first generation
-    from mcp.server.fastmcp import Context, FastMCP
+    from mcp.server.fastmcp import FastMCP
 
     server, address = FastMCP("probe", host="127.0.0.1", port=PORT), {}
 notes: list[str] = []
@@ -43,13 +43,6 @@ async def die() -> str:
 
 
 @server.tool()
-def stall() -> str:
-    """Does nothing any more, nor does the server."""
-    os.kill(os.getpid(), 19)
-    return "awake"
-
-
-@server.tool()
 async def long(n: int) -> str:
     """Says much."""
     return "a" * n + "z"
@@ -66,19 +59,6 @@ async def note(text: str) -> str:
 async def environment(name: str) -> str:
     """A variable of the server's environment."""
     return os.environ.get(name, "not set")
-
-
-@server.tool()
-async def header(name: str, context: Context) -> str:
-    """A header of the request, backwards."""
-    request = context.request_context.request
-    return str((request.headers if request else {}).get(name, "not set"))[::-1]
-
-
-@server.tool()
-async def wrong(n: int) -> int:
-    """Breaks its own schema."""
-    return "no number"  # type: ignore[return-value]
 
 
 if PORT:
