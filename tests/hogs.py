@@ -81,6 +81,12 @@ UNMAPPED = bytes.fromhex(
 HOGS = {
     # memory
     "children": Hog("memory of children", "memory", "children(8, lambda: taken(200))"),
+    "grandchildren": Hog(
+        "memory of processes whose parents have ended",
+        "memory",
+        "def one():\n    if os.fork(): os._exit(0)\n    os.setsid(); taken(200); "
+        "time.sleep(99)\nchildren(8, one)",
+    ),
     "siblings": Hog(
         "memory of children of the parent's (CLONE_PARENT)",
         "memory",
@@ -92,6 +98,16 @@ HOGS = {
         "memory",
         "import socket\ndef fill():\n    kept = []\n    while True:\n        pair = "
         "socket.socketpair(); kept.append(pair)\n"
+        "        for one in pair:\n            one.setblocking(False)\n            try:\n"
+        "                while True: one.send(bytes(65536))\n            except BlockingIOError: "
+        "pass\n"
+        "        took(0.4)\nchildren(24, fill)",
+    ),
+    "datagrams": Hog(
+        "memory in datagrams",
+        "memory",
+        "import socket\ndef fill():\n    kept = []\n    while True:\n"
+        "        pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); kept.append(pair)\n"
         "        for one in pair:\n            one.setblocking(False)\n            try:\n"
         "                while True: one.send(bytes(65536))\n            except BlockingIOError: "
         "pass\n"
@@ -250,6 +266,12 @@ HOGS = {
         "disk",
         "while True: open(str(time.monotonic()), 'wb').write(bytes(4 * MB)); took(4)",
     ),
+    "files of children": Hog(
+        "files of several processes",
+        "disk",
+        "def write():\n    while True: open(f'{os.getpid()}-{time.monotonic()}', "
+        "'wb').write(bytes(4 * MB)); took(4)\nchildren(4, write)",
+    ),
     "nameless files": Hog(
         "files without a name",
         "disk",
@@ -267,6 +289,13 @@ HOGS = {
         "disk",
         "while True:\n    f = os.open('a', os.O_RDWR | os.O_CREAT); os.write(f, bytes(8 * MB))\n"
         "    libc.mmap(None, 4096, 1, 1, f, 0); os.unlink('a'); os.close(f); took(8)",
+    ),
+    "allocated files": Hog(
+        "files that are allocated at once, and that only a mapping holds",
+        "disk",
+        "while True:\n    f = os.open('a', os.O_RDWR | os.O_CREAT); os.posix_fallocate(f, 0, 32 * "
+        "MB)\n"
+        "    libc.mmap(None, 4096, 1, 1, f, 0); os.unlink('a'); os.close(f); took(32)",
     ),
     "files under way": Hog(
         "files that are on their way through a socket",

@@ -138,12 +138,22 @@ def slow_kinds() -> list[Kind]:
     """Answers that do not end."""
     kinds = {
         "silent": lambda a: then_silence(b""),
+        "silent_after_the_status": lambda a: then_silence(b"HTTP/1.1 200 OK\r\n"),
         "silent_after_the_headers": lambda a: then_silence(LENGTHY),
         "silent_in_the_body": lambda a: then_silence(LENGTHY + b'{"choices": [{'),
+        "silent_chunk": lambda a: then_silence(CHUNKED + b"ffff\r\n"),
+        "length_too_large": lambda a: then_silence(
+            http(chat(a)).replace(b"Content-Length: ", b"Content-Length: 9")
+        ),
         "drip": lambda a: drip(http(chat(a)), 0.5),
         "drip_body": lambda a: forever(LENGTHY, b" ", 0.02),
         "drip_headers": lambda a: drip(b"HTTP/1.1 200 OK\r\nX-Header: " + b"x" * 10**6),
+        "drip_many_headers": lambda a: forever(b"HTTP/1.1 200 OK\r\n", b"X-Header: x\r\n", 0.05),
+        "drip_chunks": lambda a: forever(CHUNKED, b"1\r\n \r\n", 0.02),
+        "drip_status": lambda a: drip(b"HTTP/1.1 200 " + b"O" * 10**6),
         "status_100_forever": lambda a: forever(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
+        "status_100_slowly": lambda a: forever(b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.05),
+        "status_102_slowly": lambda a: forever(b"", b"HTTP/1.1 102 Processing\r\n\r\n", 0.05),
         "busy_until_a_far_date": lambda a: http(
             {}, "429 Busy", "Retry-After: Fri, 31 Dec 9999 23:59:59 GMT"
         ),
@@ -160,11 +170,16 @@ def endless_kinds() -> list[Kind]:
         "endless_string": lambda a: forever(
             LENGTHY + b'{"choices": [{"message": {"content": "', b"a" * 65536
         ),
+        "endless_spaces": lambda a: forever(LENGTHY, b" " * 65536),
         "endless_chunks": lambda a: forever(CHUNKED, b"10000\r\n" + b"x" * 65536 + b"\r\n"),
+        "endless_error": lambda a: forever(LENGTHY.replace(b"200 OK", b"500 Oops"), b"x" * 65536),
+        "endless_without_a_length": lambda a: forever(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536),
         "chunks_of_one_byte": lambda a: forever(CHUNKED, b"1\r\n \r\n" * 5000),
         "chunk_extensions": lambda a: forever(CHUNKED, b"1;" + b"x" * 20000 + b"\r\n \r\n"),
         "endless_header": lambda a: forever(b"HTTP/1.1 200 OK\r\nX-Header: ", b"x" * 65536),
         "endless_headers": lambda a: forever(b"HTTP/1.1 200 OK\r\n", b"X-Header: x\r\n" * 5000),
+        "endless_status": lambda a: forever(b"HTTP/1.1 200 ", b"O" * 65536),
+        "endless_trailers": lambda a: forever(CHUNKED + b"0\r\n", b"X-Header: x\r\n" * 5000),
         "gzip_bomb": lambda a: http(BOMB, "200 OK", compressed),
         "gzip_bomb_endless": lambda a: forever(
             LENGTHY.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"), BOMB
@@ -173,12 +188,28 @@ def endless_kinds() -> list[Kind]:
         "deflate_bomb": lambda a: http(
             zlib.compress(b" " * 64 * MEGABYTE), "200 OK", "Content-Encoding: deflate"
         ),
+        "gzip_twice": lambda a: http(
+            gzip.compress(gzip.compress(b"{}")), "200 OK", "Content-Encoding: gzip, gzip"
+        ),
+        "gzip_of_nothing": lambda a: http(b"", "200 OK", compressed),
+        "gzip_cut_off": lambda a: http(
+            gzip.compress(b'{"a": 1}' * 1000)[:50], "200 OK", compressed
+        ),
+        "gzip_that_is_none": lambda a: http(chat(a), "200 OK", compressed),
+        "brotli": lambda a: http(b"\x8b\x00\x80", "200 OK", "Content-Encoding: br"),
+        "unknown_encoding": lambda a: http(chat(a), "200 OK", "Content-Encoding: \x1b[2J"),
         "body_of_5_MB": lambda a: http(chat(a, "x" * 5 * MEGABYTE)),
+        "text_of_a_megabyte": lambda a: http(chat(a, "x" * MEGABYTE)),
         "values": lambda a: http(b"[" + b"1," * 10**6 + b"1]"),
+        "lists": lambda a: http(b"[" + b"[]," * 10**6 + b"1]"),
         "objects": lambda a: http(b"[" + b"{}," * 10**6 + b"1]"),
         "keys": lambda a: http(("{" + ",".join(f'"{n}":0' for n in range(300_000)) + "}").encode()),
         "nested_lists": lambda a: http(b"[" * 100_000),
+        "nested_objects": lambda a: http(b'{"a":' * 100_000),
+        "nested_closed": lambda a: http(b"[" * 50_000 + b"]" * 50_000),
+        "nested_usage": lambda a: http(b'{"usage":' + b"[" * 900 + b"]" * 900 + b',"choices":[]}'),
         "digits": lambda a: http(b'{"choices": ' + b"9" * 2 * MEGABYTE + b"}"),
+        "fraction": lambda a: http(b'{"choices": 0.' + b"9" * 2 * MEGABYTE + b"}"),
     }
     return [Kind(name, answer, "missing") for name, answer in kinds.items()]
 
@@ -187,11 +218,40 @@ def wire_kinds() -> list[Kind]:
     """Answers that are not HTTP, or not quite."""
     missing = {
         "reset": lambda a: then_reset(b""),
+        "reset_in_the_headers": lambda a: then_reset(b"HTTP/1.1 200 OK\r\nContent-"),
         "reset_in_the_body": lambda a: then_reset(LENGTHY + b'{"choices": [{"mess'),
         "closed": lambda a: b"",
         "closed_in_the_body": lambda a: LENGTHY + b"{",
+        "closed_in_a_chunk": lambda a: CHUNKED + b"ff\r\n{",
         "garbage": lambda a: bytes(range(256)) * 100,
+        "text": lambda a: b"Welcome to the coach!\r\n\r\n",
+        "tls": lambda a: b"\x15\x03\x01\x00\x02\x02\x28",
+        "http2": lambda a: b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "status_abc": lambda a: b"HTTP/1.1 abc OK\r\n\r\n",
+        "status_99": lambda a: b"HTTP/1.1 099 OK\r\n\r\n",
+        "status_1000": lambda a: b"HTTP/1.1 1000 OK\r\n\r\n",
+        "control_characters_in_the_status": lambda a: (
+            b"HTTP/1.1 200 \x1b[2J\x1b]0;title\x07\r\n\r\n"
+        ),
+        "length_negative": lambda a: b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n{}",
+        "length_of_letters": lambda a: b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n{}",
+        "two_lengths": lambda a: (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{} "
+        ),
+        "length_of_5000_digits": lambda a: (
+            b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{}"
+        ),
+        "length_too_small": lambda a: http(chat(a)).replace(
+            b"Content-Length: ", b"Content-Length: 0000000001\r\nX: "
+        ),
+        "chunk_of_no_size": lambda a: CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n",
+        "chunk_of_a_huge_size": lambda a: CHUNKED + b"f" * 20 + b"\r\n{}\r\n",
+        "header_without_a_name": lambda a: b"HTTP/1.1 200 OK\r\n: x\r\n\r\n{}",
+        "header_with_control_characters": lambda a: b"HTTP/1.1 200 OK\r\nX: \x00\x1b[2J\r\n\r\n{}",
         "header_of_a_megabyte": lambda a: http(chat(a), "200 OK", "X-Header: " + "x" * MEGABYTE),
+        "upgrade": lambda a: (
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"
+        ),
         "no_content": lambda a: b"HTTP/1.1 204 No Content\r\n\r\n",
     }
     right = {
@@ -204,10 +264,22 @@ def wire_kinds() -> list[Kind]:
         "right_compressed": lambda a: http(
             gzip.compress(json.dumps(chat(a)).encode()), "200 OK", "Content-Encoding: gzip"
         ),
+        "right_without_a_length": lambda a: (
+            b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps(chat(a)).encode()
+        ),
+        "right_of_another_type": lambda a: http(chat(a)).replace(
+            b"application/json", b"text/html; charset=utf-7"
+        ),
         "right_after_100": lambda a: b"HTTP/1.1 100 Continue\r\n\r\n" + http(chat(a)),
         "right_after_2_MB_of_spaces": lambda a: http(
             b" " * 2 * MEGABYTE + json.dumps(chat(a)).encode()
         ),
+        "right_with_cookies": lambda a: http(
+            chat(a), "200 OK", *(f"Set-Cookie: c{n}={'x' * 1000}" for n in range(50))
+        ),
+        "right_with_status_201": lambda a: http(chat(a), "201 Created"),
+        "right_with_latin_headers": lambda a: http(chat(a), "200 OK", "X-Header: \xe9\xff"),
+        "right_in_utf_16": lambda a: http(json.dumps(chat(a)).encode("utf-16")),
         "right_with_a_byte_order_mark": lambda a: http(
             b"\xef\xbb\xbf" + json.dumps(chat(a)).encode()
         ),
@@ -228,8 +300,8 @@ def status_kinds() -> list[Kind]:
             f"status_{status}", lambda a, s=status: http(error("not now"), f"{s} Oops"), becomes
         )
         for becomes, numbers in {
-            "missing": (408, 429, 500, 502, 503, 999),
-            "paused": (300, 304, 400, 401, 403, 404, 422),
+            "missing": (408, 409, 413, 429, 500, 501, 502, 503, 504, 507, 511, 520, 599, 999),
+            "paused": (300, 304, 305, 400, 401, 402, 403, 404, 405, 410, 418, 422, 431, 451),
         }.items()
         for status in numbers
     }
@@ -237,10 +309,18 @@ def status_kinds() -> list[Kind]:
         "0",
         "-5",
         "nan",
+        "inf",
         "1e400",
         "soon",
         "0" * 90_000,
+        "0, 0",
+        "\xe9",
+        "1e-400",
+        "Mon, 01 Jan 0001 00:00:00 GMT",
+    )
+    waits += (
         "Wed, 21 Oct 2015 07:28:00 GMT",
+        "Mon, 01 Jan 99999999999999999999 00:00:00 GMT",
         "Mon, 99 Foo 12345 99:99:99 +9999",
     )
     for number, wait in enumerate(waits):
@@ -263,13 +343,24 @@ def status_kinds() -> list[Kind]:
         ),
         "quota": ("paused", "429 Busy", lambda a: error("pay", "insufficient_quota")),
         "quota_with_200": ("paused", "200 OK", lambda a: error("pay", "insufficient_quota")),
+        "quota_as_type": (
+            "paused",
+            "200 OK",
+            lambda a: {"error": {"type": "insufficient_quota", "code": None}},
+        ),
         "error_with_200": ("missing", "200 OK", lambda a: error("I am overloaded", 429)),
+        "error_of_text": ("missing", "200 OK", lambda a: {"error": "I am overloaded"}),
         "error_of_2_MB": ("missing", "500 Oops", lambda a: error("x" * 2 * MEGABYTE)),
+        "error_of_lists": ("missing", "500 Oops", lambda a: error([[["x"]]], [])),
+        "error_nested": ("missing", "500 Oops", lambda a: b'{"error":' * 50_000),
+        "error_of_html": ("missing", "502 Oops", lambda a: b"<html>\x1b[2J</html>"),
+        "error_of_no_text": ("missing", "503 Oops", lambda a: b"\xff\xfe\x00"),
         "error_in_detail": (
             "paused",
             "422 Bad",
             lambda a: {"detail": [{"loc": ["body"], "msg": "extra field"}]},
         ),
+        "error_of_maximums": ("paused", "400 Bad", lambda a: error("maximum " * 100_000)),
     }
     for name, (becomes, status, body) in bodies.items():
         kinds[name] = Kind(name, lambda a, s=status, b=body: http(b(a), s), becomes)
@@ -286,8 +377,16 @@ def redirect_kinds() -> list[Kind]:
 
     refused = {
         "to_another_host": to("http://localhost.localdomain/v1?key=KEY"),
+        "to_another_port": to("http://127.0.0.1:9/v1"),
+        "to_another_name": to("http://localhost:9/v1", "301 Moved"),
         "to_a_file": to("file:///etc/passwd"),
+        "to_no_scheme": to("//evil.example/v1", "302 Found"),
         "to_itself": to("/to_itself/v1/chat/completions"),
+        "to_an_address_that_is_none": to("http://[::1"),
+        "to_control_characters": to("http://evil.example/\x85\x9b2J"),
+        "to_nowhere": to(""),
+        "to_a_script": to("javascript:alert(1)"),
+        "to_a_far_port": to("http://127.0.0.1:99999999/v1"),
     }
     right = {
         "to_the_right_path": to("/right/v1/chat/completions", "308 Moved"),
@@ -302,20 +401,36 @@ def form_kinds() -> list[Kind]:
     """JSON that is not the protocol's, and some that is, with parts that nobody expects."""
     bodies: dict[str, Callable[[Asked], Any]] = {
         "empty": lambda a: b"",
+        "null": lambda a: None,
+        "true": lambda a: True,
+        "number": lambda a: 7,
+        "string": lambda a: a.right,
+        "list": lambda a: [chat(a)],
         "html": lambda a: b"<html><body>Sign in</body></html>",
+        "xml": lambda a: b"<?xml version='1.0'?><score>7</score>",
+        "events": lambda a: b"data: " + json.dumps(chat(a)).encode() + b"\n\ndata: [DONE]\n\n",
         "cut_off": lambda a: json.dumps(chat(a)).encode()[:-10],
+        "two_answers": lambda a: json.dumps(chat(a)).encode() * 2,
+        "not_utf_8": lambda a: json.dumps(chat(a)).encode().replace(b"x", b"\xff"),
+        "raw_control_characters": lambda a: (
+            json.dumps(chat(a)).encode().replace(b"fine", b"\x00\x1b")
+        ),
+        "no_number": lambda a: json.dumps(chat(a, usage={"prompt_tokens": float("nan")})).encode(),
+        "infinity": lambda a: json.dumps(chat(a, created=float("inf"))).encode(),
         **{
             f"choices_{number}": lambda a, c=choices: chat(a, choices=c)
-            for number, choices in enumerate((None, {}, [], [None], [{}], "choices"))
+            for number, choices in enumerate(
+                (None, {}, [], [None], [7], ["x"], [[]], [{}], "choices", True)
+            )
         },
         **{
             f"message_{number}": lambda a, m=message: chat(a, choice={"message": m})
-            for number, message in enumerate((None, [], "SCORE: 7", {}))
+            for number, message in enumerate((None, [], "SCORE: 7", 7, {}, [{"content": "x"}]))
         },
         **{
             f"content_{number}": lambda a, c=content: chat(a, message={"content": c})
             for number, content in enumerate(
-                (None, 7, [], [{"type": "text", "text": "SCORE: 7"}], "")
+                (None, 7, True, [], {}, [{"type": "text", "text": "SCORE: 7"}], "")
             )
         },
         "tool_calls_alone": lambda a: chat(
@@ -325,15 +440,24 @@ def form_kinds() -> list[Kind]:
             a, message={"content": None, "reasoning_content": a.right}
         ),
         "refusal": lambda a: chat(a, message={"refusal": "I will not."}),
+        "refusal_of_a_list": lambda a: chat(a, message={"refusal": [["no"]] * 1000}),
         "cut_off_by_its_length": lambda a: chat(a, choice={"finish_reason": "length"}),
         "filtered": lambda a: chat(a, choice={"finish_reason": "content_filter"}),
     }
     usages = (
         None,
+        [],
         "many",
+        7,
+        {},
         {"prompt_tokens": -5},
         {"prompt_tokens": 10**400},
+        {"prompt_tokens": 1e30},
+    )
+    usages += (
+        {"prompt_tokens": "many"},
         {"prompt_tokens": True},
+        {"prompt_tokens": 2.5},
         {"prompt_tokens": [[]]},
     )
     right: dict[str, Callable[[Asked], Any]] = {
@@ -345,6 +469,9 @@ def form_kinds() -> list[Kind]:
             json.dumps(chat(a)).encode().replace(b'"prompt_tokens": 100', b'"prompt_tokens": 1e400')
         ),
         "model_of_another_name": lambda a: chat(a, model="\x1b[2Jsome-other-model"),
+        "model_of_no_text": lambda a: chat(a, model=[7]),
+        "model_of_a_megabyte": lambda a: chat(a, model="x" * MEGABYTE),
+        "finish_of_no_text": lambda a: chat(a, choice={"finish_reason": [7]}),
         "many_choices": lambda a: chat(a, choices=chat(a)["choices"] * 100),
     }
     return [
@@ -357,21 +484,38 @@ def verdict_kinds() -> list[Kind]:
     texts: dict[str, Callable[[Asked], str]] = {
         "no_verdict": lambda a: "It was fine, a good seven.",
         "fences": lambda a: "```\n" * 100_000,
+        "fences_that_close": lambda a: "```json\n" + "\n```" * 100_000,
         "line_feeds": lambda a: "\n" * 400_000,
+        "nonces": lambda a: f"{a.nonce}\n" * 50_000,
+        "nested_text": lambda a: "[" * 100_000,
         "objects_in_a_text": lambda a: '{"a":{}' + ',"a":{}' * 60_000 + "}",
         "echo_of_the_prompt": lambda a: a.body["messages"][0]["content"],
+        "echo_of_the_request": lambda a: json.dumps(a.body),
         "something_around_it": lambda a: f"Here it is: {a.right}",
+        "twice": lambda a: a.right * 2,
+        "lines_with_a_number_over_10": lambda a: f"SCORE {a.nonce}: 42",
         "no_nonce": lambda a: json.dumps({"score": 10}),
         "control_characters": lambda a: "\x1b[2J\x1b]0;title\x07\x9b31m\u202e",
+        "half_a_pair": lambda a: "\ud83d" * 1000,
     }
     fields: dict[str, dict] = {
         "wrong_nonce": {"nonce": "00000000"},
         "score_11": {"score": 11},
+        "score_negative": {"score": -0.1},
         "score_of_text": {"score": "10"},
         "score_true": {"score": True},
+        "score_null": {"score": None},
+        "score_list": {"score": [10]},
+        "score_of_400_digits": {"score": 10**400},
         "reward_beside_it": {"reward": 10},
         "criteria_null": {"criteria": None},
+        "criteria_number": {"criteria": 7},
+        "criteria_of_names": {"criteria": ["a"]},
+        "criteria_without_a_name": {"criteria": [{"name": ["a"], "score": 1}]},
         "criteria_over_10": {"criteria": [{"name": "a", "score": 70}]},
+        "explanation_list": {"explanation": [["x"]]},
+        "explanation_number": {"explanation": 7},
+        "nested_field": {"x": {"y": [[[]]]}},
     }
     right: dict[str, Callable[[Asked], str]] = {
         "fenced": lambda a: f"```json\n{a.right}\n```",

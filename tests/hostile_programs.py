@@ -25,16 +25,27 @@ LIMITS = PythonToolConfig(seconds=0.5, memory_mb=192, disk_mb=50, packages=False
 
 FOLDER = {
     "removes its folder": "import os, shutil; shutil.rmtree(os.getcwd())",
+    "removes its empty folder": "import os; os.rmdir(os.getcwd())",
     "renames its folder": "import os; open('a', 'w'); os.rename(os.getcwd(), '../renamed')",
     "replaces its folder by a file": "import os; d = os.getcwd(); os.rmdir(d); open(d, "
     "'w').write('x')",
     "replaces its folder by a link": "import os; d = os.getcwd(); os.rmdir(d); os.symlink('/', d)",
+    "replaces its folder by a pipe": "import os; d = os.getcwd(); os.rmdir(d); os.mkfifo(d)",
+    "renames its folder and makes another": (
+        "import os; d = os.getcwd(); os.rename(d, d + '-old'); os.mkdir(d); open(d + '/new', 'w')"
+    ),
+    "makes its folder unreadable": "import os; open('a', 'w'); os.chmod('.', 0)",
     "unreadable folders in each other": (
         "import os\nfor n in 'abc':\n    os.makedirs(n + '/x/y')\n    os.chmod(n + '/x', 0)\n    "
         "os.chmod(n, 0)"
     ),
     "3,000 levels": "import os\nfor n in range(3000):\n    os.mkdir('d'); os.chdir('d')",
+    "990 long names in each other": "import os\nfor n in range(990):\n    os.mkdir('n' * 200); "
+    "os.chdir('n' * 200)",
     "70,000 files": "for n in range(70000): open(str(n), 'w').close()",
+    "folders without end": "import os\nn = 0\nwhile True:\n    os.mkdir(str(n)); n += 1",
+    "names that are not UTF-8": "open(b'\\xff\\xfe', 'w'); open(b'ok-\\x80', 'w')",
+    "names with control characters": "open('a\\nb\\x1b[2J\\u202e', 'w'); open('\\x9b', 'w')",
     "50 of the longest names": "for n in range(60): open(f'{n:03}'.ljust(255, 'x'), 'w')",
     "pipes and sockets": "import os, socket; os.mkfifo('p'); s = socket.socket(socket.AF_UNIX); "
     "s.bind('s')",
@@ -43,7 +54,9 @@ FOLDER = {
         "os.symlink('gone', 'c')"
     ),
     "a disk full of files": "for n in range(10**6): open(str(n), 'wb').write(bytes(2**20))",
+    "one file without end": "f = open('f', 'wb')\nwhile True: f.write(bytes(2**20))",
     "a file that is nothing but a hole": "f = open('f', 'wb'); f.truncate(2**40)",
+    "files that nobody may read": "import os; os.umask(0o777); open('f', 'w'); os.mkdir('d')",
 }
 
 PROCESSES = {
@@ -89,10 +102,17 @@ PROCESSES = {
         "time.sleep(99)\nos.kill(os.getppid(), 9); time.sleep(99)"
     ),
     "kills its parent's group": "import os; os.killpg(os.getpgid(os.getppid()), 9)",
+    "interrupts its parent": "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); "
+    "time.sleep(99)",
     "stops its parent": "import os, signal, time; os.kill(os.getppid(), signal.SIGSTOP); "
     "time.sleep(99)",
+    "stops its parent again and again": (
+        "import os, signal, time\nparent = os.getppid()\nwhile True: os.kill(parent, "
+        "signal.SIGSTOP); time.sleep(0.001)"
+    ),
     "stops itself": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
     "kills itself": "import os; os.kill(os.getpid(), 9)",
+    "kills its group": "import os; os.killpg(0, 15)",
     "becomes another program": f"import os; os.execv('/bin/sleep', ['sleep', '{NAP}'])",
 }
 
@@ -100,8 +120,12 @@ OUTPUT = {
     "200 MB of output": "import os\nfor n in range(3200): os.write(1, b'x' * 65536)",
     "output without end": "while True: print('x' * 1000)",
     "bytes": "import sys; sys.stdout.buffer.write(bytes(range(256)) * 100)",
+    "zeros": "import os; os.write(1, bytes(5000))",
     "what clears a terminal": "print('\\x1b[2J\\x1b]0;title\\x07\\x9b2J\\u202e')",
+    "surrogates": "print('\\ud800')",
+    "closes its output": "import os; os.close(1); os.close(2)",
     "closes everything, then sleeps": "import os, time; os.closerange(0, 1000); time.sleep(99)",
+    "has no stdout": "import sys; sys.stdout = sys.stderr = None",
     "forges a report": "import os; open(f'/proc/{os.getppid()}/fd/1', "
     "'wb').write(b'0\\0\\x000\\0forged')",
     "floods the report": "import os\nf = open(f'/proc/{os.getppid()}/fd/1', 'wb')\nwhile True: "
@@ -113,23 +137,34 @@ OUTPUT = {
 ENDS = {
     "a loop without end": "while 1:0",
     "a number without end": "x = 10 ** 10 ** 10",
+    "sleeps": "import time; time.sleep(99)",
     "takes no interruption": "while True:\n    try:\n        while True: pass\n    except "
     "BaseException: pass",
     "memory": "x = bytearray(10 * 2**30)",
+    "memory bit by bit": "x = []\nwhile True: x.append(bytes(2**20))",
+    "recursion": "def f(): f()\nf()",
     "recursion to the end of the stack": (
         "import sys; sys.setrecursionlimit(10**9)\ndef f(n): return [f(n + 1) for _ in (1,)]\nf(0)"
     ),
     "a null pointer": "import ctypes; ctypes.string_at(0)",
+    "aborts": "import os; os.abort()",
     "ends at once, without a word": "import os; os._exit(0)",
     "ends with a text": "import sys; sys.exit('no')",
+    "ends with what cannot be shown": "class E:\n    def __str__(self): raise ValueError\nraise "
+    "SystemExit(E())",
     "an exception that cannot be shown": "class E(Exception):\n    def __str__(self): raise "
     "self\nraise E",
+    "an interruption": "raise KeyboardInterrupt",
+    "breaks the hook of exceptions": "import sys; sys.excepthook = None; 1 / 0",
     "breaks the end": "import os; os._exit = os.waitpid = print; print('done')",
+    "does not end at its end": "import atexit\n@atexit.register\ndef f():\n    while True: pass",
     "a destructor without end": "class D:\n    def __del__(self):\n        while True: pass\nd = "
     "D()",
     "raises its limits": "import resource\nfor l in (0, 1, 9): resource.setrlimit(l, (-1, "
     "-1))\nwhile True: pass",
     "no program": "",
+    "no Python": "for for for",
+    "a zero byte": "x = '\0'",
     "half a character": "x = '\udcff'; print(len(x))",
     "ten thousand brackets": "x = " + "(" * 10000,
     "50,000 lines": "x = 1\n" * 50_000 + "print(x)",
