@@ -24,8 +24,8 @@ from marl_plugins.engine.runtime.tiny_model import resolve
 
 pytestmark = pytest.mark.real
 FEW = ["--rollout.batch_size", "2", "--train.batch_size", "8", "--max_steps", "2"]
-RECIPE = "mails"
-POLICIES = ("reader", "router")
+RECIPE = "mathchat/laptop.yaml"
+POLICIES = ("planner", "answerer")
 TEMPERATURE = 0.7
 
 
@@ -36,12 +36,12 @@ def base():
 
 @pytest.fixture(scope="module")
 def held_out(tmp_path_factory):
-    """Eight mails: the recipe's 96 take minutes."""
+    """Eight problems: the recipe's 96 take minutes."""
     file = tmp_path_factory.mktemp("tasks") / "eval.jsonl"
-    mails = load_file(recipes_root() / "mails" / "mails.py")
+    problems = load_file(recipes_root() / "mathchat" / "problems.py")
     tasks = [
         {"id": t.id, "prompt": t.prompt, "label": t.label, **t.metadata}
-        for t in mails.generate("eval", 8)
+        for t in problems.generate("eval", 8)
     ]
     file.write_text("".join(json.dumps(task) + "\n" for task in tasks))
     return ["--eval.dataset", str(file)]
