@@ -184,15 +184,19 @@ def ways(hour: Hour) -> str:
     return "GB/s: " + ", ".join(f"{name} {value:g}" for name, value in rates.items())
 
 
-def adapters(hour: Hour) -> str:
-    """Three adapters whose training and engine take turns on one device."""
-    result = hour.run("lora")
-    tried = [line["equal"] for line in result.lines("run/determinism.jsonl") if "equal" in line]
-    drift = max(m["drift/max"] for m in result.metrics)
-    return (
-        f"{whole_run('lora')(hour)}; drift {drift:.4f} nats at most; {sum(tried)} of {len(tried)} "
-        "probes alone and among others equal"
-    )
+def deterministic(name: str) -> Callable[[Hour], str]:
+    """That a run's engines gave the same bits alone and among other requests."""
+
+    def answer(hour: Hour) -> str:
+        result = hour.run(name)
+        tried = [line["equal"] for line in result.lines("run/determinism.jsonl") if "equal" in line]
+        drift = max(m["drift/max"] for m in result.metrics)
+        return (
+            f"{whole_run(name)(hour)}; drift {drift:.4f} nats at most; {sum(tried)} of "
+            f"{len(tried)} probes alone and among others equal"
+        )
+
+    return answer
 
 
 def same_as_lora(name: str) -> Callable[[Hour], str]:
@@ -255,7 +259,16 @@ ROWS = {
     "repeat": Row("one seed, sampled twice (packed and not)", 1, repeat),
     "ring": Row("packed sequences that two devices share (ring attention)", 2, packing("ring")),
     "ways": Row("the host's memory as the way of weights, without an engine", 1, ways),
-    "lora": Row("three adapters and their engine on one device, deterministic", 1, adapters),
+    "invariant": Row(
+        "one policy, its engine batch-invariant, training deterministic",
+        1,
+        deterministic("invariant"),
+    ),
+    "lora": Row(
+        "three adapters and their engine on one device, deterministic, one request at a time",
+        1,
+        deterministic("lora"),
+    ),
     "lora_killed": Row("the same, with kill -9 of the engine", 1, same_as_lora("lora_killed")),
     "groups": Row(
         "three policies, whose processes come and go, and their engines on one device", 1, groups

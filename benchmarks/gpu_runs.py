@@ -326,6 +326,16 @@ def write_recipes(machine: Machine, folder: Path) -> Path:
             **({} if machine.tiny else {**fewer, **short}),
         },
     }
+    invariant = {
+        "extends": "gpu.yaml",
+        "plugins": ["marl_plugins.coach", "marl_plugins.determinism"],
+        "flags": {
+            "vllm.enforce_eager": True,
+            **({} if machine.tiny else {**few, **short}),
+            # the stand-in's engines are the CPU's
+            **({"balance.in_flight": 1} if machine.rehearsal else {}),
+        },
+    }
     size = "" if machine.rehearsal else "hidden=1024,layers=48,heads=16,positions=1024,"
     groups = {
         "extends": "gpu.yaml",
@@ -346,7 +356,13 @@ def write_recipes(machine: Machine, folder: Path) -> Path:
             "vllm.enforce_eager": True,
         },
     }
-    recipes = {"gpu": recipe, "apart": apart, "lora": lora, "groups": groups}
+    recipes = {
+        "gpu": recipe,
+        "apart": apart,
+        "invariant": invariant,
+        "lora": lora,
+        "groups": groups,
+    }
     for name, content in recipes.items():
         (folder / f"{name}.yaml").write_text(json.dumps(content))  # JSON is YAML
     (folder / "killer.py").write_text(KILLER)
@@ -408,6 +424,7 @@ RUNS: dict[str, Callable[[Machine], list[str]]] = {
     "ring": lambda m: [*on(2), "--ds.packing_samples", "--ds.ring_attn_size", "2"],
     "tree": lambda m: [*on(1), "--sequences", "trees", *flex(m)],
     "killed": lambda m: on(1),
+    "invariant": lambda m: on(1),
     "lora": lambda m: [],
     "lora_again": lambda m: [],
     "lora_killed": lambda m: ["--plugin", "{recipes}/killer.py"],
@@ -415,8 +432,7 @@ RUNS: dict[str, Callable[[Machine], list[str]]] = {
 }
 """The flags in which our runs differ. Their logs and command lines are beside their folders."""
 RECIPE_OF = {
-    "apart": "apart",
+    **{name: name for name in ("apart", "invariant", "groups")},
     **dict.fromkeys(("lora", "lora_again", "lora_killed"), "lora"),
-    "groups": "groups",
 }
 """The recipes of runs that have others than `gpu.yaml`."""
