@@ -311,7 +311,7 @@ def write_recipes(machine: Machine, folder: Path) -> Path:
         ),
     }
     few = {} if machine.tiny else {"rollout.batch_size": 8, "train.batch_size": 32}
-    fewer = {"rollout.batch_size": 4, "rollout.n_samples_per_prompt": 2, "train.batch_size": 8}
+    fewer = {"rollout.batch_size": 2, "rollout.n_samples_per_prompt": 2, "train.batch_size": 4}
     short = {"rollout.max_new_tokens": 64, "data.max_len": 1024}
     lora = {
         "extends": "gpu.yaml",
@@ -323,7 +323,7 @@ def write_recipes(machine: Machine, folder: Path) -> Path:
             "vllm.enforce_eager": True,
             # an H200's engine of adapters did not repeat its bits among other requests
             "balance.in_flight": 1,
-            **({} if machine.tiny else {**fewer, **short}),
+            **({} if machine.tiny else {**fewer, **short, "rollout.max_new_tokens": 24}),
         },
     }
     invariant = {
