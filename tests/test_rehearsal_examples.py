@@ -182,11 +182,13 @@ def hidden(tmp_path):
     return lambda more="", tail=tail: Triage(tmp_path, HIDDEN, tail + more)
 
 
-def test_what_variants_say_leads_where_nothing_else_does(hidden):
-    assert [code for code, *_ in warned(hidden())] == [
-        "rehearsal.always_fails",
-        "rehearsal.not_reached",
-    ]
+@pytest.mark.parametrize(
+    ("more", "codes"),
+    [("", ["rehearsal.always_fails", "rehearsal.not_reached"]), (VARIANTS, [])],
+    ids=["without", "with"],
+)
+def test_what_variants_say_leads_where_nothing_else_does(hidden, more, codes):
+    assert [code for code, *_ in warned(hidden(more))] == codes
 
 
 def test_what_a_variant_raises_is_wrong(hidden):
