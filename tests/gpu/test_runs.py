@@ -344,7 +344,7 @@ def test_ids_rows_and_losses_are_those_of_the_cpu_path(runs, on_cpu, name, same)
 
 READ_FROM = {
     **dict.fromkeys(("three", "shared", "apart", "ours", "upstream"), "colocated"),
-    **dict.fromkeys(("lora", "lora_killed", "lora_again", "groups"), "colocated"),
+    **dict.fromkeys(("lora", "lora_killed", "lora_again", "groups", "invariant"), "colocated"),
     **dict.fromkeys(("zero3", "packed", "ring", "tree"), "paper"),
     "resumed": "shared",
 }
