@@ -381,6 +381,13 @@ def test_a_workflow_that_waits_is_left_there(folder, monkeypatch):
     )
 
 
+def test_what_a_workflow_would_call_after_it_has_waited_is_not_known(folder, monkeypatch):
+    monkeypatch.setattr("marl_plugins.builtin.rehearsal.trial.ROLE_SECONDS", 0.2)
+    waits = BEGIN.replace("tools):\n", "tools):\n    await asyncio.sleep(30)\n")
+    folder.write("workflow.py", waits + f"    {JUDGE.format('con')}\n")
+    folder.warned("rehearsal.waits", "workflow.py:4")
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_workflow_that_blocks_is_wrong_and_holds_nothing_up(folder):
     folder.ending("while True: pass", JUDGE.format("con"))

@@ -233,13 +233,16 @@ class Rehearser:
             (failure for trial in trials for failure in trial.caught),
             [self.task, *others, *self.more],
         )
-        self._add(waited(trials, file))
+        left_waiting = waited(trials, file)
+        self._add(left_waiting)
         self._add([*never_ended(trials, file), *drawn(trials, self.stage.source, file), *caught])
         if not self.wrong:
             again = [first[0], *(t for t in stated if t.complete and t.script.lines)]
             self._add(replayed(self.stage, self.task, self.copies, [*others, *self.more], again))
-            self._add(unused(self.stage, trials))
-        if not (self.wrong or any(trial.endless or trial.left_at for trial in first)) and self.sure:
+            if not left_waiting:
+                self._add(unused(self.stage, trials))
+        unknown = self.wrong or left_waiting or any(trial.endless for trial in first)
+        if not unknown and self.sure:
             missing = uncalled(trials, self.run.recipe.roles)
             problems = not_reached(self.reached, missing, file, self.count)
             self._add(p for p in problems if not (caught and p.code == "rehearsal.never_called"))
