@@ -11,9 +11,10 @@ learn   full      each role is paid for its own part
         outcome   both are paid for what is right as a whole, and for nothing else
         frozen    learning rate 0: three evaluations of the same weights
         Success on held-out tasks (`eval/part/right`), sampled as in training: "before" is step 0,
-        "after" the mean of the last two evaluations. Gains in points with 95 % t-intervals over
-        seeds; and of full over outcome, seed by seed. Runs are made in pieces of 20 steps, seed by
-        seed. After --minutes no piece is begun (exit code 3); the same command goes on.
+        "halfway" the evaluation in the middle, "after" that of the last step. Gains in points with
+        95 % t-intervals over seeds; and of full over outcome, seed by seed. Runs are made in pieces
+        of 20 steps, seed by seed. After --minutes no piece is begun (exit code 3); the same command
+        goes on.
 time    Where a step's time goes, beside what two matrices of float32 take: rollout, forward passes
         and update, in seconds (medians of the steps after the first); tokens through the model;
         and what they would take at the speed of a product, 2 operations for each parameter and
@@ -87,12 +88,14 @@ def line(arm: str, seeds: Sequence[int], out: Path, system: str) -> str:
     """The line of an arm in the table."""
     runs = [out / f"{system}-{arm}-{seed}" for seed in seeds]
     curves = [list(curve(run).values()) for run in runs]
-    before, after = [c[0] for c in curves], [statistics.fmean(c[1:][-2:]) for c in curves]
+    before, after = [c[0] for c in curves], [c[-1] for c in curves]
+    halfway = [c[len(c) // 2] for c in curves]
     taken = [json.loads((run / "bench.json").read_text()) for run in runs]
     cells = [
         f"{system}: {arm}",
         str(len(seeds)),
         f"{statistics.fmean(before):.3f}",
+        f"{statistics.fmean(halfway):.3f}",
         f"{statistics.fmean(after):.3f} ({', '.join(f'{a:.2f}' for a in after)})",
         points([b - a for a, b in zip(before, after, strict=True)]),
         f"{statistics.median(t['seconds'] for t in taken):.0f}",
@@ -104,14 +107,11 @@ def line(arm: str, seeds: Sequence[int], out: Path, system: str) -> str:
 def over(seeds: Sequence[int], out: Path, system: str) -> str:
     """The line of what full adds to the outcome alone, paired by seed."""
     after = [
-        [
-            statistics.fmean(list(curve(out / f"{system}-{arm}-{seed}").values())[-2:])
-            for seed in seeds
-        ]
+        [list(curve(out / f"{system}-{arm}-{seed}").values())[-1] for seed in seeds]
         for arm in ("full", "outcome")
     ]
     gains = points([a - b for a, b in zip(*after, strict=True)])
-    return f"| {system}: full over outcome | {len(seeds)} | | | {gains} | | |"
+    return f"| {system}: full over outcome | {len(seeds)} | | | | {gains} | | |"
 
 
 def learn(options: argparse.Namespace) -> int:
@@ -137,8 +137,9 @@ def learn(options: argparse.Namespace) -> int:
             piece(system, arm, seed, until, options.out)
             shown = ", ".join(f"{s}: {v:.3f}" for s, v in curve(done.parent).items())
             print(f"{system} {arm} {seed}: {shown}", file=sys.stderr, flush=True)
-    print("| arm | seeds | before | after (by seed) | gain in points | seconds | peak GiB |")
-    print("|---|---|---|---|---|---|---|")
+    columns = ("before", "halfway", "after (by seed)", "gain in points", "seconds", "peak GiB")
+    print(f"| arm | seeds | {' | '.join(columns)} |")
+    print(f"{'|---' * 8}|")
     for system in options.systems:
         for arm in options.arms:
             print(line(arm, options.seeds, options.out, system))

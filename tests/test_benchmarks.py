@@ -44,6 +44,7 @@ SMALLEST = {
     "endurance": ["--steps 20 --trajectories 100"],
     "gallery": ["{run} --out {out}"],
     "graphs": ["--repeats 1"],
+    "judged_effects": ["--seeds 0 --steps 2 --spread 1.5"],
     "learning": [
         "merchant --out {out} --recorded --arms trained outcome frozen --seeds 0 1",
         "swarm --out {out} --recorded --arms trained async --seeds 0 1",
@@ -71,6 +72,7 @@ HERE = (
     "dsbench",
     "endurance",
     "graphs",
+    "judged_effects",
     "learning",
     "population",
     "records",

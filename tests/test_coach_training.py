@@ -3,6 +3,7 @@ planned."""
 
 import itertools
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -134,6 +135,30 @@ def test_what_has_no_reward_says_why():
     assert right.actions[0].reward == 1.0  # the agents' are as they were
 
 
+def test_an_effect_is_the_outcome_less_that_of_the_tasks_other_samples():
+    trajectories = outcomes_of(1.0, 0.0, 0.5, 1.0, 1.0, 0.0)
+    *samples, other_task, fork = trajectories
+    other_task.task = replace(other_task.task, id="another")
+    fork.forked, fork.sample = (fork.actions[1].path, 1), 0
+    samples[3].lose("engine", "gone")
+    samples[0].outcomes = {"a": 0.25, "b": 1.0}
+    answers = {}
+    for number, trajectory in enumerate(trajectories):
+        answers |= said(trajectory, (0.1 * number, (number,)), (0.1, (number, 9)))
+    found, _ = lessons(answers, trajectories, of_effects=["j"])
+    effects = {
+        "a": {0: 0.25 - 0.25, 1: 0.0 - (0.25 + 0.5) / 2, 2: 0.5 - 0.125, 5: 0.0 - 0.25},
+        "b": {0: 1.0 - 0.25, 1: 0.0 - 0.75, 2: 0.5 - 0.5, 5: 0.0 - 0.25},
+    }
+    for place, role in enumerate("ab"):
+        scores = [0.1 * n if role == "a" else 0.1 for n in effects[role]]
+        held_against = [(1 + effect) / 2 for effect in effects[role].values()]
+        expected = rewards(list(zip(scores, held_against, strict=True)))
+        assert [found[n].actions[place].reward for n in effects[role]] == pytest.approx(expected)
+    assert found[4].actions[0].left_out == "no outcome"  # the only sample of its task
+    assert found[3].actions[0].left_out == "infrastructure:engine"
+
+
 def test_a_repeated_answer_is_one_row_with_the_mean_reward():
     trajectories = outcomes_of(1.0, 0.0, 1.0)
     answers = {}
@@ -246,6 +271,8 @@ def test_what_cannot_be_trained_is_refused_with_the_flag_and_the_cure(recipe):
     recipe.write_text(RECIPE.replace('model: "tiny:seed=9,positions=8192"', "follows: solver"))
     assert ("coach.follower", "coach.train_every", "judge") in without_line(refused(*words))
     recipe.write_text(RECIPE)
+    found = refused(*words, "--coach.learn", "effect", "--rollout.n_samples_per_prompt", "1")
+    assert ("coach.one_sample", "coach.learn", "judge") in without_line(found)
     found = refused(*words, "--mapping", "solver=a,coder=judge,verifier=b")
     assert without_line(found) == [("coach.plays", "coach.train_every", "judge")]
     recipe.write_text(RECIPE.replace("  coach.train_every: 4\n", ""))

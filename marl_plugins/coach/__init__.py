@@ -299,7 +299,8 @@ def marl_step(run: Run, step: Step) -> StepPart:
         return JudgedRollout(run.state(CoachState), step)
     from marl_plugins.coach.lessons import JudgeTraining
 
-    return JudgeTraining(run.state(CoachState), step)
+    of_effects = [coach.policy for coach in coaches_of(run) if coach.learn == "effect"]
+    return JudgeTraining(run.state(CoachState), step, of_effects)
 
 
 @hookimpl

@@ -53,7 +53,8 @@ OF_AN_ENDPOINT = (
     *("per_minute", "price_in", "price_out", "budget", "budget_tokens"),
 )
 OF_A_POLICY = {
-    "train_every": "a policy of the run (--coach.policy NAME), which alone can be trained"
+    "train_every": "a policy of the run (--coach.policy NAME), which alone can be trained",
+    "learn": "a policy of the run (--coach.policy NAME), which alone can be trained",
 }
 IRRELEVANT = {
     "rubric": dict.fromkeys(OF_A_MODEL + OF_AN_ENDPOINT, "a model's verdicts") | OF_A_POLICY,
@@ -87,8 +88,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--coach.train_every",
         type=at_least(1),
         metavar="N",
-        help="train the policy that judges in every N-th step, on how well its scores predict the "
-        "outcome",
+        help="train the policy that judges in every N-th step, on how well its scores predict what "
+        "--coach.learn says",
+    )
+    group.add_argument(
+        "--coach.learn",
+        choices=["outcome", "effect"],
+        default="outcome",
+        help="what a policy that is trained predicts: the outcome, or how far it lies above that "
+        "of the task's other samples",
     )
     add = group.add_argument
     add(
@@ -334,6 +342,15 @@ def _training_problems(run: Run, coach: Any) -> list[Problem]:
                     "because it scores these actions itself"
                 ),
                 fix="map the role to another policy, or let another one judge",
+            )
+        ]
+    if coach.learn == "effect" and run.args.rollout.n_samples_per_prompt == 1:
+        return [
+            Problem(
+                "coach.one_sample",
+                at(flag="coach.learn", policy=name),
+                "compares the outcomes of a task's samples, and each task has one",
+                fix="raise --rollout.n_samples_per_prompt, or leave out the flag",
             )
         ]
     return []

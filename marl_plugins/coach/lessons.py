@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +32,20 @@ class JudgeTraining(JudgedRollout):
 
     A policy with `train_every` N is updated in every N-th step alone; what it said in the others is
     left out.
+
+    Args:
+        of_effects: The policies that learn effects.
     """
 
-    def __init__(self, state: CoachState, step: Step):
+    def __init__(self, state: CoachState, step: Step, of_effects: Collection[str] = ()):
         super().__init__(state, step)
+        self.of_effects = of_effects
         self.answers: list[Trajectory] = []
         self.own_rows: list[Row] = []
 
     async def rows(self, rows: Sequence[Row]) -> None:
         await super().rows(rows)
-        self.answers, metrics = lessons(self.state.said, self.step.trajectories)
+        self.answers, metrics = lessons(self.state.said, self.step.trajectories, self.of_effects)
         self.state.metrics |= metrics
         for _, action in self.actions:
             self.state.said.pop(action, None)

@@ -1,5 +1,5 @@
 """A coach that is trained: a policy of the run that judges, and learns how well its scores predict
-the outcome (`--coach.train_every N`).
+the outcome, or what an action has changed about it (`--coach.train_every N`, `--coach.learn`).
 
 Each of its answers is one row of its policy: the question as it was shown, the tokens as they were
 sampled, and a reward in [0, 1]:
@@ -15,6 +15,11 @@ The mean of the sums is Kendall's tau (1938): it does not change when all scores
 pairs of the same outcome as 0, so that what is best for a verdict is to stand where its own chances
 do.
 
+With `--coach.learn effect`, o is (1 + outcome - mean outcome of the task's other samples) / 2. They
+have not seen the action, so that what s then predicts is the chance of success with it, less the
+chance on this task: how hard the task is, which a score of the chance itself consists of to a
+large part, has no share in it. benchmarks.judged_effects compares both with forks of each action.
+
 An answer that holds no verdict has reward 0, the lowest there is. A verdict on a trajectory without
 outcome has none, nor one that infrastructure has lost. The same question has the same answer within
 a step, and is one row, with the mean of its rewards. The
@@ -24,7 +29,7 @@ judge's own word is in no reward: outcomes are the verifier's.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -124,20 +129,46 @@ def rewards(answers: Sequence[tuple[float | None, float]]) -> list[float]:
 
 @dataclass(frozen=True)
 class Lesson:
-    """An answer as an action of its policy, and the outcome that it is held against."""
+    """An answer as an action of its policy, and the outcome or effect that it is held against."""
 
     action: Action
     outcome: float
 
 
+def effects(trajectories: Sequence[Trajectory]) -> Callable[[Trajectory, str], float | None]:
+    """Returns what gives a role's outcome in a trajectory, less the mean of the task's other
+    samples, mapped from [-1, 1] to [0, 1]; None where one of the two is missing."""
+    samples = defaultdict[str, list[Trajectory]](list)
+    for trajectory in trajectories:
+        if trajectory.is_original and not trajectory.infrastructure_failure:
+            samples[trajectory.task.id].append(trajectory)
+
+    def effect(trajectory: Trajectory, role: str) -> float | None:
+        own = trajectory.outcome_of(role)
+        others = [
+            outcome
+            for other in samples[trajectory.task.id]
+            if other.sample != trajectory.sample and (outcome := other.outcome_of(role)) is not None
+        ]
+        return None if own is None or not others else (1 + own - fmean(others)) / 2
+
+    return effect
+
+
 def lessons(
-    answers: Mapping[Action, Sequence[JudgeAnswer]], trajectories: Sequence[Trajectory]
+    answers: Mapping[Action, Sequence[JudgeAnswer]],
+    trajectories: Sequence[Trajectory],
+    of_effects: Collection[str] = (),
 ) -> tuple[list[Trajectory], dict[str, float]]:
     """Returns what judges have said of each trajectory, as actions of their policies with rewards,
     or with the reason why there is none; and metrics of it.
 
     The `role` of such an action is `POLICY/ROLE`, ROLE being the one that was judged.
+
+    Args:
+        of_effects: The policies that learn effects.
     """
+    effect = effects(trajectories)
     judgements: list[Trajectory] = []
     by_role: dict[str, list[Lesson]] = defaultdict(list)
     for trajectory in trajectories:
@@ -145,7 +176,8 @@ def lessons(
         for one in (s for action in trajectory.actions for s in answers.get(action, ())):
             action = _action(one, len(mine.actions))
             mine.actions = [*mine.actions, action]
-            outcome = trajectory.outcome_of(one.action.role)
+            goal = effect if one.policy in of_effects else Trajectory.outcome_of
+            outcome = goal(trajectory, one.action.role)
             if trajectory.infrastructure_failure:
                 action.left_out = f"infrastructure:{trajectory.infrastructure_failure}"
             elif outcome is None:
