@@ -111,19 +111,11 @@ def marl_configure(run: Run) -> list[Problem]:
 
     members = members_of(run)
     problems = check_members(run) if members else check_flags(run)
-    config = config_of(run)
-    if config.tools or "max_calls" in config.model_fields_set:
-        from marl_plugins.coach.programs import check_tools
-
-        problems += check_tools(
-            config,
-            [args.form if args.model else None for args in coaches_of(run) if not args.rubric],
-        )
     problems += judging_themselves(
         run, [m.policy for m in members.values()] if members else [run.args.coach.policy]
     )
     state = run.state(CoachState)
-    state.stages = Stages(config.stages)
+    state.stages = Stages(config_of(run).stages)
     run.state(Askers).most_missing = run.args.coach.max_missing
     try:
         state.coach, run.state(Askers).by_member = make_coach(run)
