@@ -251,12 +251,7 @@ FLAGS = [
         "--recipe tool_user/tiny.yaml --plugin marl_plugins.competence --competence.eta 1",
     ),
     ("endpoint.no_price", f"{COACH} --coach.budget 5"),
-    ("coach.replay", f"{COACH} --coach.replay x --coach.record y"),
     ("coach.empty_recording", f"{COACH} --coach.replay nowhere.jsonl"),
-    (
-        "coach.last_prompt",
-        f"{COACH} --coach.ground_truth none --coach.last_prompt recipes/mathchat/prompts/solver.md",
-    ),
     ("coach.too_slow", f"{COACH} --coach.per_minute 1"),
     ("reward_backprop.zero", f"{BACKPROP} --reward_backprop.alpha 0 --reward_backprop.beta 0"),
 ]

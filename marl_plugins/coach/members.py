@@ -107,15 +107,6 @@ def check_members(run: Run) -> list[Problem]:
             for name, member in members.items()
             if "weight" in member.model_fields_set
         ]
-    if config.disagreement == "weigh" and len(members) == 1:
-        problems.append(
-            Problem(
-                "coach.one_member",
-                at(key="coach.disagreement"),
-                "one member cannot disagree",
-                fix="add another, or remove the key",
-            )
-        )
     kinds = [kind for member in members.values() for kind in kinds_of(member)]
     if kinds.count("model") > 1:
         problems += [
@@ -179,17 +170,13 @@ def _flag_problems(member: str, flag: str, value: Any, kinds: Sequence[str]) -> 
         kinds: Which of `rubric`, `model` and `policy` it has.
     """
     where = at(key=f"{member}.flags.{flag}")
-    if flag in SHARED:
-        return [
-            Problem("coach.shared_flag", where, "it is of all members", fix=f"give --coach.{flag}")
-        ]
     if flag not in OF_A_MEMBER:
         return [
             Problem(
                 "coach.member_flag",
                 where,
                 f"a member has no flag {flag!r}",
-                fix=meant(flag, OF_A_MEMBER),
+                fix=f"give --coach.{flag}" if flag in SHARED else meant(flag, OF_A_MEMBER),
             )
         ]
     if len(kinds) == 1 and flag in IRRELEVANT[kinds[0]]:
