@@ -229,7 +229,6 @@ CASES = "--recipe kuhn_poker/population.yaml --plugin marl_plugins.mean_group"
 LATE = f"{MATHCHAT} --plugin marl_plugins.continuous --train.async_enable"
 FILTERED = f"{MATHCHAT} --algo.dynamic_filtering_enable --algo.dynamic_filtering_range"
 COACH = f"{MATHCHAT} --coach.model m"
-BACKPROP = f"{MATHCHAT} --plugin marl_plugins.reward_backprop"
 FLAGS = [
     ("filtering.range", f"{FILTERED} 2 3"),
     ("filtering.no_role", f"{FILTERED} 0 1 --filtering.by nobody"),
@@ -253,7 +252,6 @@ FLAGS = [
     ("endpoint.no_price", f"{COACH} --coach.budget 5"),
     ("coach.empty_recording", f"{COACH} --coach.replay nowhere.jsonl"),
     ("coach.too_slow", f"{COACH} --coach.per_minute 1"),
-    ("reward_backprop.zero", f"{BACKPROP} --reward_backprop.alpha 0 --reward_backprop.beta 0"),
 ]
 """A code, and a command that is answered with it; others stand in docs/no_effect.md."""
 
