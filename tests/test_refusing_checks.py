@@ -245,10 +245,6 @@ FLAGS = [
         "mean_group.penalty",
         f"{CASES} --mean_group.scales max_tokens --reward.stop_properly_penalty_coef 0.5",
     ),
-    (
-        "competence.runs_away",
-        "--recipe tool_user/tiny.yaml --plugin marl_plugins.competence --competence.eta 1",
-    ),
     ("endpoint.no_price", f"{COACH} --coach.budget 5"),
     ("coach.empty_recording", f"{COACH} --coach.replay nowhere.jsonl"),
     ("coach.too_slow", f"{COACH} --coach.per_minute 1"),
