@@ -232,7 +232,6 @@ COACH = f"{MATHCHAT} --coach.model m"
 FLAGS = [
     ("filtering.range", f"{FILTERED} 2 3"),
     ("filtering.no_role", f"{FILTERED} 0 1 --filtering.by nobody"),
-    ("continuous.ahead", f"{LATE} --continuous.ahead 9999"),
     ("continuous.ema", f"{LATE} --train.enable_ema"),
     ("ema.beta", f"{MATHCHAT} --train.enable_ema --train.ema_beta 1"),
     ("ema.idle", f"{MATHCHAT} --train.ema_beta 0.9"),
