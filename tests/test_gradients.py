@@ -40,9 +40,9 @@ from marl_plugins.engine.runtime.experience import (
 )
 from marl_plugins.engine.runtime.layout import Limit
 from marl_plugins.engine.runtime.tiny_model import resolve
-from marl_plugins.streaming import PreviousMeans
 from marl_plugins.streaming.gradients import DTYPES
 from marl_plugins.streaming.part import StreamingPart
+from marl_plugins.streaming.previous_means import PreviousMeans
 from marl_plugins.streaming.worker import AccumulatedGradients
 
 from openrlhf.models import Actor, PolicyLoss  # isort: skip  # after the host support

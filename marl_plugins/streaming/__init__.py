@@ -32,14 +32,10 @@ from typing import TYPE_CHECKING
 
 from marl_plugins import at_least, hookimpl
 from marl_plugins.streaming.checks import check
+from marl_plugins.streaming.previous_means import PreviousMeans
 
 if TYPE_CHECKING:
     from marl_plugins import Problem, Run, Step, StepPart
-
-
-class PreviousMeans(dict[str, float]):
-    """The mean, by normalisation group, of the last version's advantages; those of the next one are
-    near it (accumulators.py)."""
 
 
 @hookimpl

@@ -12,8 +12,8 @@ from marl_plugins import Step, StepPart, Trajectory, all_of
 # inside: works in the training processes
 from marl_plugins.core.rows import rows_to_be
 from marl_plugins.engine.runtime.experience import ForwardedExperience, PreparedExperience
-from marl_plugins.streaming import PreviousMeans
 from marl_plugins.streaming.gradients import GradientAccumulation
+from marl_plugins.streaming.previous_means import PreviousMeans
 
 if TYPE_CHECKING:
     from marl_plugins import PolicyProcesses, Run
