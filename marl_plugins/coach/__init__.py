@@ -117,7 +117,7 @@ def marl_configure(run: Run) -> list[Problem]:
     try:
         state.coach, run.state(Askers).by_member = make_coach(run)
     except ConfigurationError as error:
-        problems += [problem for problem in error.problems if problem not in problems]
+        problems += error.problems
     if state.coach is None:
         return problems
     coaches = state.coach.members if isinstance(state.coach, Ensemble) else {"": state.coach}

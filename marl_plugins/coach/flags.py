@@ -218,7 +218,6 @@ def check_flags(run: Run) -> list[Problem]:
         problems += policy_problems(run, run.args.coach)
     problems += _short_corrections(run)
     if kind == "model":
-        problems += endpoint_problems(run.args.coach)
         problems += _too_slow(run)
     return problems
 
@@ -337,15 +336,6 @@ def judging_themselves(run: Run, coaches: Iterable[str | None]) -> list[Problem]
     ]
 
 
-def endpoint_problems(args: Any) -> list[Problem]:
-    """Returns what is wrong with an endpoint's flags (`args.base_url`, ...)."""
-    return [
-        *price_problems(PREFIX, args),
-        *address_problems(args.base_url, at(flag="coach.base_url")),
-        *(key_problems(args.api_key_env, "--coach.api_key_env") if args.model else []),
-    ]
-
-
 def _short_corrections(run: Run) -> list[Problem]:
     """Room for a verdict that does not hold a correction as long as an action may be."""
     longest = max(
@@ -389,7 +379,12 @@ def endpoint_of(args: Any) -> CoachEndpoint:
     """
     from marl_plugins.asking.endpoint import CoachEndpoint
 
-    if problems := endpoint_problems(args):
+    problems = [
+        *price_problems(PREFIX, args),
+        *address_problems(args.base_url, at(flag="coach.base_url")),
+        *(key_problems(args.api_key_env, "--coach.api_key_env") if args.model else []),
+    ]
+    if problems:
         raise ConfigurationError(problems)
     names = {f.name for f in fields(CoachEndpoint)} - {"prefix", "body", "keys"}
     return CoachEndpoint(

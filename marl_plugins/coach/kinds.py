@@ -77,16 +77,16 @@ def make_one(
     from marl_plugins.asking.prompts import duties_of
     from marl_plugins.coach.model import PROMPTS, ModelCoach, Questions, read_prompt
 
+    endpoint = endpoint_of(args) if kind == "model" else None
     prompt = read_prompt(Path(args.prompt or PROMPTS / "action.md"), with_label=False)
     last = read_prompt(Path(args.last_prompt or PROMPTS / "last_action.md"), with_label=True)
     programs = _programs(run)
-    if kind == "policy":
+    if endpoint is None:
         asker = policy_asker(
             run, args.policy, prefix=PREFIX, max_tokens=args.max_tokens, deadline=args.deadline
         )
     else:
         require_modules()
-        endpoint = endpoint_of(args)
         if programs:
             endpoint = replace(endpoint, form="text")  # a program stands in text
         price = (args.price_in, args.price_out)

@@ -16,7 +16,6 @@ from marl_plugins.coach.flags import (
     OF_A_POLICY,
     OF_AN_ENDPOINT,
     add_flags,
-    endpoint_problems,
     policy_problems,
 )
 from marl_plugins.coach.section import CoachConfig, CoachMemberConfig
@@ -154,11 +153,8 @@ def _member_problems(run: Run, name: str, member: CoachMemberConfig) -> list[Pro
         for flag, value in member.flags.items()
         for problem in _flag_problems(key, flag, value, kinds)
     ]
-    args = member_args(run, member)
     if member.policy:
-        problems += of_member(name, policy_problems(run, args))
-    if member.model:
-        problems += of_member(name, endpoint_problems(args))
+        problems += of_member(name, policy_problems(run, member_args(run, member)))
     return problems
 
 
