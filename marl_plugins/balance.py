@@ -103,21 +103,13 @@ def marl_configure(run: Run) -> list[Problem]:
             )
             for name, parts in differing.items()
         ]
-    return [problem.as_warning() for problem in _idle(run, trained, groups)]
+    return [problem.as_warning() for problem in _idle(run, groups)]
 
 
-def _idle(run: Run, trained: Sequence[str], groups: Sequence[Sequence[str]]) -> list[Problem]:
+def _idle(run: Run, groups: Sequence[Sequence[str]]) -> list[Problem]:
     """Returns what keeps engines from moving."""
     who, in_flight = at(plugin="marl_plugins.balance"), run.args.balance.in_flight
-    problems = [
-        Problem(
-            "balance.alone",
-            who + at(policy=name),
-            "its engines stay: no other trained policy's were started alike",
-        )
-        for name in trained
-        if not any(name in group for group in groups)
-    ]
+    problems = []
     if all(run.policy_args[name].vllm.num_engines == 1 for group in groups for name in group):
         got = (
             "every policy has one engine (--vllm.num_engines) and keeps at least one: none will "

@@ -94,16 +94,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    options, problems = run.args.competence, []
-    if options.eta > options.decay:
-        got = (
-            f"{options.eta:g} is above --competence.decay {options.decay:g}: with rewards near 1 "
-            "competence stays at its largest"
-        )
-        problems.append(
-            Problem("competence.runs_away", at(flag="competence.eta"), got, severity="warning")
-        )
-    return problems + run.lost_effect(at(plugin="marl_plugins.competence"), "baseline")
+    return run.lost_effect(at(plugin="marl_plugins.competence"), "baseline")
 
 
 @hookimpl

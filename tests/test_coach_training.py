@@ -269,7 +269,7 @@ def test_what_cannot_be_trained_is_refused_with_the_flag_and_the_cure(recipe):
     recipe.write_text(RECIPE.replace('positions=8192"', 'positions=8192", trainable: false'))
     assert without_line(refused(*words)) == [("coach.untrained", "coach.train_every", "judge")]
     recipe.write_text(RECIPE.replace('model: "tiny:seed=9,positions=8192"', "follows: solver"))
-    assert ("coach.follower", "coach.train_every", "judge") in without_line(refused(*words))
+    assert ("coach.untrained", "coach.train_every", "judge") in without_line(refused(*words))
     recipe.write_text(RECIPE)
     found = refused(*words, "--coach.learn", "effect", "--rollout.n_samples_per_prompt", "1")
     assert ("coach.one_sample", "coach.learn", "judge") in without_line(found)

@@ -229,11 +229,9 @@ CASES = "--recipe kuhn_poker/population.yaml --plugin marl_plugins.mean_group"
 LATE = f"{MATHCHAT} --plugin marl_plugins.continuous --train.async_enable"
 FILTERED = f"{MATHCHAT} --algo.dynamic_filtering_enable --algo.dynamic_filtering_range"
 COACH = f"{MATHCHAT} --coach.model m"
-BACKPROP = f"{MATHCHAT} --plugin marl_plugins.reward_backprop"
 FLAGS = [
     ("filtering.range", f"{FILTERED} 2 3"),
     ("filtering.no_role", f"{FILTERED} 0 1 --filtering.by nobody"),
-    ("continuous.ahead", f"{LATE} --continuous.ahead 9999"),
     ("continuous.ema", f"{LATE} --train.enable_ema"),
     ("ema.beta", f"{MATHCHAT} --train.enable_ema --train.ema_beta 1"),
     ("ema.idle", f"{MATHCHAT} --train.ema_beta 0.9"),
@@ -246,19 +244,9 @@ FLAGS = [
         "mean_group.penalty",
         f"{CASES} --mean_group.scales max_tokens --reward.stop_properly_penalty_coef 0.5",
     ),
-    (
-        "competence.runs_away",
-        "--recipe tool_user/tiny.yaml --plugin marl_plugins.competence --competence.eta 1",
-    ),
     ("endpoint.no_price", f"{COACH} --coach.budget 5"),
-    ("coach.replay", f"{COACH} --coach.replay x --coach.record y"),
     ("coach.empty_recording", f"{COACH} --coach.replay nowhere.jsonl"),
-    (
-        "coach.last_prompt",
-        f"{COACH} --coach.ground_truth none --coach.last_prompt recipes/mathchat/prompts/solver.md",
-    ),
     ("coach.too_slow", f"{COACH} --coach.per_minute 1"),
-    ("reward_backprop.zero", f"{BACKPROP} --reward_backprop.alpha 0 --reward_backprop.beta 0"),
 ]
 """A code, and a command that is answered with it; others stand in docs/no_effect.md."""
 

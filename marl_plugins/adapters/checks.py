@@ -52,7 +52,6 @@ processes' and the engines'."""
 WITHOUT_ADAPTERS = ("lm_head", "embed_tokens")
 """Modules that upstream's Actor does not train as adapters right, or vLLM's engines have none
 for."""
-OF_A_REFERENCE = ("ref.offload", "train.colocate_actor_ref")
 
 
 def check_adapters(run: Run) -> list[Problem]:
@@ -113,14 +112,6 @@ def _of_one(args: SimpleNamespace) -> Iterator[Problem]:
             at(flag="ds.lora.target_modules"),
             got,
             fix="leave it out: all-linear is the default",
-        )
-    if unused := tuple(flag for flag in OF_A_REFERENCE if flag_value(args, flag)):
-        got = (
-            f"{', '.join(f'--{flag}' for flag in unused)}: the reference is the adapters' own "
-            "model, where it is"
-        )
-        yield Problem(
-            "adapters.reference", got=got, fix="remove it", severity="warning", flags=unused
         )
     if args.ds.use_liger_kernel:
         got = "it brings a model class of its own, whose weights adapters do not share"

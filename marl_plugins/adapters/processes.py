@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Iterator, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import TrainingProcesses
@@ -32,8 +34,6 @@ from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after 
 from ray.util.placement_group import remove_placement_group  # isort: skip
 
 if TYPE_CHECKING:
-    from types import SimpleNamespace
-
     from ray import ObjectRef
     from ray.actor import ActorHandle
     from ray.util.placement_group import PlacementGroup
@@ -46,24 +46,12 @@ class MemberHandle:
     def __init__(self, process: ActorHandle, policy: str):
         self.process, self.policy = process, policy
 
-    def __getattr__(self, method: str) -> MemberMethod:
+    def __getattr__(self, method: str) -> SimpleNamespace:
         if method.startswith("_"):
             raise AttributeError(method)
-        return MemberMethod(self.process, self.policy, method)
-
-
-class MemberMethod:
-    """A method of a rank of an adapter."""
-
-    def __init__(self, process: ActorHandle, policy: str, method: str):
-        self.process, self.policy, self.method = process, policy, method
-
-    def remote(self, *arguments: Any, **named: Any) -> ObjectRef:
-        streaming = {"num_returns": "streaming"} if self.method == "pieces" else {}
-        reference: ObjectRef = self.process.call.options(**streaming).remote(
-            self.policy, self.method, *arguments, **named
-        )
-        return reference
+        streaming = {"num_returns": "streaming"} if method == "pieces" else {}
+        call = self.process.call.options(**streaming)
+        return SimpleNamespace(remote=functools.partial(call.remote, self.policy, method))
 
 
 class MemberGroup(RayActorGroup):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from marl_plugins import hookimpl
 from marl_plugins.core.credit import ActionScores
 from marl_plugins.core.demonstrations import WarmStartConfig
-from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.failures import ConfigurationError, place_of
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.sources import read_sources
@@ -68,8 +68,7 @@ def _listed(loaded: Any, run: Run, split: str) -> list[Any]:
     """Returns what a recipe's `load` gave, as a list."""
     if isinstance(loaded, Iterable):
         return list(loaded)
-    code = getattr(getattr(run.tasks_module, "load", None), "__code__", None)
-    line = f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+    line = place_of(getattr(run.tasks_module, "load", None))
     where = at(
         line=line, file="" if line else run.folder / str(run.recipe.tasks), hook=f"load({split!r})"
     )

@@ -89,12 +89,12 @@ def marl_policies(run: Run) -> Generator[None, Sequence[Policy], list[Policy]]:
     present = {p.name for p in policies}
     of_recipe = [run.recipe.flags.get("coach.policy")]
     of_recipe += [member.policy for member in (config_of(run).members or {}).values()]
-    members, alone = members_of(run), run.args.coach.policy
-    chosen = [member.policy for member in members.values()] if members else [alone]
+    coaches, alone = coaches_of(run), run.args.coach.policy
+    chosen = [coach.policy for coach in coaches]
     for name in dict.fromkeys(chosen):
         if name in run.recipe.policies and name not in present:
             policies.append(run.recipe_policy(name))
-    every = {coach.policy: coach.train_every for coach in coaches_of(run) if coach.train_every}
+    every = {coach.policy: coach.train_every for coach in coaches if coach.train_every}
     policies = [replace(p, train_every=every[p.name]) if p.name in every else p for p in policies]
     kind = kind_of(run.args.coach)
     for name in dict.fromkeys(of_recipe):
@@ -109,26 +109,15 @@ def marl_configure(run: Run) -> list[Problem]:
     from marl_plugins.coach.kinds import make_coach
     from marl_plugins.coach.rubric import RubricCoach, try_rubric
 
-    members = members_of(run)
-    problems = check_members(run) if members else check_flags(run)
-    config = config_of(run)
-    if config.tools or "max_calls" in config.model_fields_set:
-        from marl_plugins.coach.programs import check_tools
-
-        problems += check_tools(
-            config,
-            [args.form if args.model else None for args in coaches_of(run) if not args.rubric],
-        )
-    problems += judging_themselves(
-        run, [m.policy for m in members.values()] if members else [run.args.coach.policy]
-    )
+    problems = check_members(run) if members_of(run) else check_flags(run)
+    problems += judging_themselves(run, [coach.policy for coach in coaches_of(run)])
     state = run.state(CoachState)
-    state.stages = Stages(config.stages)
+    state.stages = Stages(config_of(run).stages)
     run.state(Askers).most_missing = run.args.coach.max_missing
     try:
         state.coach, run.state(Askers).by_member = make_coach(run)
     except ConfigurationError as error:
-        problems += [problem for problem in error.problems if problem not in problems]
+        problems += error.problems
     if state.coach is None:
         return problems
     coaches = state.coach.members if isinstance(state.coach, Ensemble) else {"": state.coach}

@@ -326,12 +326,8 @@ class BiasMonitor:
                 metrics |= {
                     f"coach/{name}/score": d.score,
                     f"coach/{name}/success": d.success,
-                }
-                metrics |= {
                     f"coach/{name}": d.bias,
                     f"coach/{name}/unclear": float(test.unclear),
-                }
-                metrics |= {
                     f"coach/{name}/low": d.interval.low,
                     f"coach/{name}/high": d.interval.high,
                 }

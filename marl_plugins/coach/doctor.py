@@ -41,16 +41,13 @@ def try_coach(run: Run | None, endpoint: CoachEndpoint) -> list[Finding]:
     from marl_plugins.asking.asker import endpoint_asker
 
     if run is not None:
-        return [
-            finding for asker, own in endpoints_of_run(run) for finding in probe_coach(asker, own)
-        ]
+        return [probe_coach(asker, own) for asker, own in endpoints_of_run(run)]
     if any(find_spec(name) is None for name in NEEDED):
         return []  # said of the extra
     if endpoint.model:
-        return probe_coach(endpoint_asker(endpoint), endpoint)
-    chosen = endpoint.base_url != DEFAULT_URL
-    if chosen or os.environ.get(endpoint.api_key_env):
-        return report_models(endpoint)
+        return [probe_coach(endpoint_asker(endpoint), endpoint)]
+    if endpoint.base_url != DEFAULT_URL or os.environ.get(endpoint.api_key_env):
+        return [report_models(endpoint)]
     return []
 
 
@@ -64,39 +61,28 @@ def endpoints_of_run(run: Run) -> list[tuple[Asker, CoachEndpoint]]:
 
 def report_untried_coach(run: Run | None, endpoint: CoachEndpoint) -> list[Finding]:
     """Reports, with `--static`, that the coach's endpoint was not tried."""
-    chosen = bool(endpoint.model) or endpoint.base_url != DEFAULT_URL
     if run is not None:
         chosen = bool(endpoints_of_run(run))
-    return (
-        [
-            Finding(
-                "coach", None, "not tried (--static)", "openrlhf doctor, without --static, asks it"
-            )
-        ]
-        if chosen
-        else []
-    )
+    else:
+        chosen = bool(endpoint.model) or endpoint.base_url != DEFAULT_URL
+    fix = "openrlhf doctor, without --static, asks it"
+    return [Finding("coach", None, "not tried (--static)", fix)] if chosen else []
 
 
-def probe_coach(asker: Asker, endpoint: CoachEndpoint) -> list[Finding]:
+def probe_coach(asker: Asker, endpoint: CoachEndpoint) -> Finding:
     """Asks one small question in the form that the run would use."""
     from marl_plugins.coach.model import trial_request
 
     if asker.replays:
-        return [Finding("coach", True, "answers from a recording")]
+        return Finding("coach", True, "answers from a recording")
     started = time.monotonic()
     try:
         asyncio.run(asker.probe(trial_request()))
     except ConfigurationError as wrong:
-        return [Finding("coach", False, str(wrong), _fix(endpoint, wrong.problems[0]))]
+        return Finding("coach", False, str(wrong), _fix(endpoint, wrong.problems[0]))
     form = {"json": "structured output", "text": "lines of text"}[asker.form]
-    return [
-        Finding(
-            "coach",
-            True,
-            f"{endpoint} judges, in {form}, within {time.monotonic() - started:.1f} s",
-        )
-    ]
+    seconds = time.monotonic() - started
+    return Finding("coach", True, f"{endpoint} judges, in {form}, within {seconds:.1f} s")
 
 
 def _fix(endpoint: CoachEndpoint, problem: Problem) -> str:
@@ -118,28 +104,15 @@ def _fix(endpoint: CoachEndpoint, problem: Problem) -> str:
     return "openrlhf docs coach, Endpoints"
 
 
-def report_models(endpoint: CoachEndpoint) -> list[Finding]:
+def report_models(endpoint: CoachEndpoint) -> Finding:
     """Reports the models that an endpoint has: a note in any case, because no flag says that a run
     would use it."""
     names, problem = fetch_model_names(endpoint)
     place = urlsplit(endpoint.shown_url).netloc
     if problem:
-        return [
-            Finding("coach", None, f"{place}: {problem}", "matters only with --coach.model NAME")
-        ]
-    key = (
-        f"takes the key in {endpoint.api_key_env} and has"
-        if os.environ.get(endpoint.api_key_env)
-        else "has"
-    )
-    return [
-        Finding(
-            "coach",
-            None,
-            f"{place} {key} {len(names)} models",
-            "openrlhf doctor --coach.model NAME asks one of them",
-        )
-    ]
+        return Finding("coach", None, f"{place}: {problem}", "matters only with --coach.model NAME")
+    fix = "openrlhf doctor --coach.model NAME asks one of them"
+    return Finding("coach", None, f"{place} has {len(names)} models", fix)
 
 
 def fetch_model_names(endpoint: CoachEndpoint) -> tuple[list[str], str | None]:

@@ -12,13 +12,12 @@ kept that has one.
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from marl_plugins import InfrastructureFailure
+from marl_plugins import InfrastructureFailure, all_of
 from marl_plugins.coach.verdict import JointVerdict, Verdict
 
 if TYPE_CHECKING:
@@ -49,16 +48,8 @@ class Ensemble:
         Raises:
             InfrastructureFailure: No member has one.
         """
-        tasks = [
-            asyncio.ensure_future(_verdict_of(member, action, seen))
-            for member in self.members.values()
-        ]
-        try:
-            answers = dict(zip(self.members, await asyncio.gather(*tasks), strict=True))
-        finally:
-            for task in tasks:
-                task.cancel()
-        return self.joint(answers)
+        answers = await all_of(_verdict_of(m, action, seen) for m in self.members.values())
+        return self.joint(dict(zip(self.members, answers, strict=True)))
 
     def joint(self, answers: Mapping[str, Verdict | InfrastructureFailure]) -> JointVerdict:
         """Returns one verdict of the members'.

@@ -226,7 +226,6 @@ def check_flags(run: Run) -> list[Problem]:
         problems += policy_problems(run, run.args.coach)
     problems += _short_corrections(run)
     if kind == "model":
-        problems += endpoint_problems(run.args.coach)
         problems += _too_slow(run)
     return problems
 
@@ -235,7 +234,7 @@ def _irrelevant_flags(run: Run, kind: str) -> list[Problem]:
     """Flags that were given together with the coach and have no effect on its kind."""
     args = run.args.coach
     named = run.on_command_line if f"coach.{kind}" in run.on_command_line else run.given
-    problems = [
+    return [
         Problem(
             "coach.irrelevant",
             where=at(flag=f"coach.{flag}"),
@@ -245,19 +244,6 @@ def _irrelevant_flags(run: Run, kind: str) -> list[Problem]:
         for flag, what in IRRELEVANT[kind].items()
         if f"coach.{flag}" in named
     ]
-    if kind != "rubric" and args.ground_truth == "none" and "coach.last_prompt" in named:
-        problems.append(
-            Problem(
-                "coach.last_prompt",
-                got=(
-                    "--coach.last_prompt is about the action that is judged with the label, and "
-                    "--coach.ground_truth "
-                    "is none"
-                ),
-                flags=("coach.last_prompt", "coach.ground_truth"),
-            )
-        )
-    return problems
 
 
 def policy_problems(run: Run, coach: Any) -> list[Problem]:
@@ -313,22 +299,13 @@ def _training_problems(run: Run, coach: Any) -> list[Problem]:
     """Returns what is wrong with a policy of the run that is to judge and to be trained on it."""
     name = coach.policy
     (policy,) = (p for p in run.policies if p.name == name)
-    if policy.follows:
-        return [
-            Problem(
-                "coach.follower",
-                at(flag="coach.train_every", policy=name),
-                f"follows {policy.follows!r} and is not trained itself",
-                fix="give it a `model` of its own",
-            )
-        ]
-    if not policy.trainable:
+    if policy.follows or not policy.trainable:
         return [
             Problem(
                 "coach.untrained",
                 at(flag="coach.train_every", policy=name),
-                "has `trainable: false`",
-                fix="remove one of the two",
+                f"follows {policy.follows!r}" if policy.follows else "has `trainable: false`",
+                fix="give it a `model` of its own that is trained, or leave out the flag",
             )
         ]
     if roles := run.recipe.roles_of(name):
@@ -376,25 +353,6 @@ def judging_themselves(run: Run, coaches: Iterable[str | None]) -> list[Problem]
     ]
 
 
-def endpoint_problems(args: Any) -> list[Problem]:
-    """Returns what is wrong with an endpoint's flags (`args.base_url`, ...)."""
-    problems = price_problems(PREFIX, args)
-    if args.replay and (args.cache or args.record):
-        problems.append(
-            Problem(
-                "coach.replay",
-                got="--coach.replay answers from a recording",
-                fix="--coach.cache and --coach.record would have nothing to add",
-                flags=("coach.replay",),
-            )
-        )
-    return [
-        *problems,
-        *address_problems(args.base_url, at(flag="coach.base_url")),
-        *(key_problems(args.api_key_env, "--coach.api_key_env") if args.model else []),
-    ]
-
-
 def _short_corrections(run: Run) -> list[Problem]:
     """Room for a verdict that does not hold a correction as long as an action may be."""
     longest = max(
@@ -438,7 +396,12 @@ def endpoint_of(args: Any) -> CoachEndpoint:
     """
     from marl_plugins.asking.endpoint import CoachEndpoint
 
-    if problems := endpoint_problems(args):
+    problems = [
+        *price_problems(PREFIX, args),
+        *address_problems(args.base_url, at(flag="coach.base_url")),
+        *(key_problems(args.api_key_env, "--coach.api_key_env") if args.model else []),
+    ]
+    if problems:
         raise ConfigurationError(problems)
     names = {f.name for f in fields(CoachEndpoint)} - {"prefix", "body", "keys"}
     return CoachEndpoint(

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins import ConfigurationError, Problem, at, use_tool
 from marl_plugins.coach.ensemble import Ensemble
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from marl_plugins.asking.cache import KeptAnswers
     from marl_plugins.coach.programs import CoachPrograms
     from marl_plugins.coach.state import Coach
-
-T = TypeVar("T")
 
 
 def make_coach(run: Run) -> tuple[Coach | None, dict[str, Asker]]:
@@ -63,7 +61,7 @@ def make_one(
 
     Raises:
         ConfigurationError: Its rubric, a prompt or a recording cannot be used, or a module is not
-            installed; all at once.
+            installed.
     """
     kind = kind_of(args)
     if kind is None:
@@ -79,38 +77,21 @@ def make_one(
     from marl_plugins.asking.prompts import duties_of
     from marl_plugins.coach.model import PROMPTS, ModelCoach, Questions, read_prompt
 
-    problems: list[Problem] = []
-
-    def attempt(make: Callable[[], T]) -> T | None:
-        try:
-            return make()
-        except ConfigurationError as error:
-            problems.extend(error.problems)
-            return None
-
-    prompt = attempt(
-        lambda: read_prompt(Path(args.prompt or PROMPTS / "action.md"), with_label=False)
-    )
-    last = attempt(
-        lambda: read_prompt(Path(args.last_prompt or PROMPTS / "last_action.md"), with_label=True)
-    )
+    endpoint = endpoint_of(args) if kind == "model" else None
+    prompt = read_prompt(Path(args.prompt or PROMPTS / "action.md"), with_label=False)
+    last = read_prompt(Path(args.last_prompt or PROMPTS / "last_action.md"), with_label=True)
     programs = _programs(run)
-    if kind == "policy":
+    if endpoint is None:
         asker = policy_asker(
             run, args.policy, prefix=PREFIX, max_tokens=args.max_tokens, deadline=args.deadline
         )
     else:
-        attempt(require_modules)
-        kept, endpoint = attempt(shared), attempt(lambda: endpoint_of(args))
-        if endpoint and programs:
+        require_modules()
+        if programs:
             endpoint = replace(endpoint, form="text")  # a program stands in text
-        if kept and endpoint and not problems:
-            budget = SpendingBudget(
-                PREFIX, args.budget_tokens, args.budget, (args.price_in, args.price_out)
-            )
-            asker = endpoint_asker(endpoint, budget, kept)
-    if problems or prompt is None or last is None:
-        raise ConfigurationError(problems)
+        price = (args.price_in, args.price_out)
+        budget = SpendingBudget(PREFIX, args.budget_tokens, args.budget, price)
+        asker = endpoint_asker(endpoint, budget, shared())
     questions = Questions(
         (prompt, last), duties_of(run), args.corrections, functools.partial(told, run), programs
     )

@@ -16,7 +16,6 @@ from marl_plugins.coach.flags import (
     OF_A_POLICY,
     OF_AN_ENDPOINT,
     add_flags,
-    endpoint_problems,
     policy_problems,
 )
 from marl_plugins.coach.section import CoachConfig, CoachMemberConfig
@@ -107,15 +106,6 @@ def check_members(run: Run) -> list[Problem]:
             for name, member in members.items()
             if "weight" in member.model_fields_set
         ]
-    if config.disagreement == "weigh" and len(members) == 1:
-        problems.append(
-            Problem(
-                "coach.one_member",
-                at(key="coach.disagreement"),
-                "one member cannot disagree",
-                fix="add another, or remove the key",
-            )
-        )
     kinds = [kind for member in members.values() for kind in kinds_of(member)]
     if kinds.count("model") > 1:
         problems += [
@@ -163,11 +153,8 @@ def _member_problems(run: Run, name: str, member: CoachMemberConfig) -> list[Pro
         for flag, value in member.flags.items()
         for problem in _flag_problems(key, flag, value, kinds)
     ]
-    args = member_args(run, member)
     if member.policy:
-        problems += of_member(name, policy_problems(run, args))
-    if member.model:
-        problems += of_member(name, endpoint_problems(args))
+        problems += of_member(name, policy_problems(run, member_args(run, member)))
     return problems
 
 
@@ -179,17 +166,13 @@ def _flag_problems(member: str, flag: str, value: Any, kinds: Sequence[str]) -> 
         kinds: Which of `rubric`, `model` and `policy` it has.
     """
     where = at(key=f"{member}.flags.{flag}")
-    if flag in SHARED:
-        return [
-            Problem("coach.shared_flag", where, "it is of all members", fix=f"give --coach.{flag}")
-        ]
     if flag not in OF_A_MEMBER:
         return [
             Problem(
                 "coach.member_flag",
                 where,
                 f"a member has no flag {flag!r}",
-                fix=meant(flag, OF_A_MEMBER),
+                fix=f"give --coach.{flag}" if flag in SHARED else meant(flag, OF_A_MEMBER),
             )
         ]
     if len(kinds) == 1 and flag in IRRELEVANT[kinds[0]]:

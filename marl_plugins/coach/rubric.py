@@ -143,16 +143,7 @@ def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:
         raise ConfigurationError(
             Problem("rubric.missing", at(file=path), "has no RUBRIC, a mapping of role to criteria")
         )
-    problems = [
-        Problem(
-            "rubric.role",
-            at(file=path),
-            f"RUBRIC: there is no role {role!r}",
-            fix=meant(role, roles),
-        )
-        for role in rubric
-        if role not in roles
-    ]
+    problems = unknown_roles(path, "RUBRIC", rubric, roles)
     for role in roles:
         criteria = rubric.get(role)
         if not criteria:
@@ -192,6 +183,22 @@ def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:
     return dict(rubric)
 
 
+def unknown_roles(
+    path: Path, name: str, by_role: Mapping[str, Any], roles: Sequence[str]
+) -> list[Problem]:
+    """Returns the roles of a mapping in a rubric file that the recipe does not have."""
+    return [
+        Problem(
+            "rubric.role",
+            at(file=path),
+            f"{name}: there is no role {role!r}",
+            fix=meant(role, roles),
+        )
+        for role in by_role
+        if role not in roles
+    ]
+
+
 def load_rules(
     path: Path, roles: Sequence[str]
 ) -> tuple[dict[str, list[Criterion]], dict[str, Correct]]:
@@ -201,28 +208,11 @@ def load_rules(
         ConfigurationError: With every mistake in it.
     """
     rubric, corrections = load_rubric(path, roles), getattr(load_file(path), "CORRECTIONS", {})
-    if not isinstance(corrections, dict):
-        raise ConfigurationError(
-            Problem(
-                "rubric.corrections",
-                at(file=path),
-                "CORRECTIONS is no mapping of role to a function (action, seen)",
-            )
-        )
-    problems = [
-        Problem(
-            "rubric.role",
-            at(file=path),
-            f"CORRECTIONS: there is no role {r!r}",
-            fix=meant(r, roles),
-        )
-        for r in corrections
-        if r not in roles
-    ]
+    problems = unknown_roles(path, "CORRECTIONS", corrections, roles)
     problems += [
         Problem("rubric.correction", at(file=path), f"CORRECTIONS[{role!r}]: {why}")
         for role, correct in corrections.items()
-        if (why := "is no function" if not callable(correct) else arity_problem(correct, 2))
+        if (why := arity_problem(correct, 2))
     ]
     if problems:
         raise ConfigurationError(problems)

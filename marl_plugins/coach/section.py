@@ -74,7 +74,7 @@ class CoachConfig(Section):
     of its role in the step."""
     stages: list[CoachStageConfig] = []
     """The stages of the training, in order."""
-    tools: list[str] = []
+    tools: list[Literal["python"]] = []
     """`python`: models may run [programs before a verdict](coach.md#programs-before-a-verdict)."""
     max_calls: int = pydantic.Field(3, ge=1)
     """Most programs for one verdict."""

@@ -115,26 +115,16 @@ def check_stages(
                     fix="give `weights`",
                 )
             )
-        if stage.weights and not rubrics:
-            problems.append(
-                Problem(
-                    "coach.stage_weights",
-                    where=at(key=f"{where}.weights"),
-                    got="no rubric has criteria that they could weigh",
-                    fix="give `ask`",
-                )
+        problems += [
+            Problem(
+                "coach.no_criterion",
+                where=at(key=f"{where}.weights.{name}"),
+                got=f"no rubric has a criterion {name!r}",
+                fix=meant(name, known),
             )
-        elif rubrics:
-            problems += [
-                Problem(
-                    "coach.no_criterion",
-                    where=at(key=f"{where}.weights.{name}"),
-                    got=f"no rubric has a criterion {name!r}",
-                    fix=meant(name, known),
-                )
-                for name in stage.weights
-                if name not in known
-            ]
+            for name in stage.weights
+            if name not in known
+        ]
         problems += [
             Problem(
                 "coach.no_criterion_left",

@@ -31,7 +31,7 @@ from marl_plugins.continuous.gate import Gates
 if TYPE_CHECKING:
     from marl_plugins import Call, Generation, PolicyProcesses, Step, StepPart
 
-ASYNC, EMA, AHEAD = "train.async_enable", "train.enable_ema", "continuous.ahead"
+ASYNC, EMA = "train.async_enable", "train.enable_ema"
 
 
 @hookimpl
@@ -61,15 +61,7 @@ def marl_configure(run: Run) -> list[Problem]:
         got = "late tasks run on during updates, and nothing is sampled then"
         return [Problem("continuous.async", who, got, fix=f"add --{ASYNC}", flags=(ASYNC,))]
     run.state(Lateness).steps = args.continuous.late
-    problems, most = list[Problem](), args.rollout.batch_size
-    if ahead_of(run) > most:
-        got = (
-            f"{ahead_of(run)}: a step has {most} tasks, and those of the next step alone begin "
-            "early"
-        )
-        problems.append(
-            Problem("continuous.ahead", at(flag=AHEAD), got, f"{most} or less", fix="lower it")
-        )
+    problems = list[Problem]()
     if args.train.enable_ema:
         got = (
             "engines hold the averaged weights while these are evaluated, and late tasks are "

@@ -3,6 +3,7 @@ workers."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from importlib import metadata
 from pathlib import Path
@@ -35,7 +36,10 @@ def seen(attention: list[str]) -> dict[str, Any]:
     if torch.cuda.is_available():
         card = torch.cuda.get_device_properties(torch.cuda.current_device())
         device = f"{card.name}, capability {card.major}.{card.minor}"
-    installed = {name: version for name in PACKAGES if (version := version_of(name))}
+    installed = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
     return {
         "pid": os.getpid(),
         "device": device,
@@ -46,13 +50,6 @@ def seen(attention: list[str]) -> dict[str, Any]:
         "attention": attention,
         "versions": installed,
     }
-
-
-def version_of(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def seen_by_worker(worker: Any) -> dict[str, Any]:

@@ -23,31 +23,13 @@ WHO = "marl_plugins.process_groups"
 
 def check_seating(run: Run, seating: Seating) -> list[Problem]:
     """Returns everything that is wrong with a run's seats."""
-    who = WHO
     needed = {p.name: seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable}
     if not needed:
-        return [
-            Problem(
-                "seats.unused",
-                at(plugin=who),
-                "no policy is trained, so there is nothing to share",
-                fix="leave out the plugin",
-            )
-        ]
-    if seating.nodes < 1:
-        return [
-            Problem(
-                "seats.nodes",
-                at(plugin=who),
-                f"--process_groups.nodes is {seating.nodes}, and there is no seat without a node",
-                fix="raise it",
-                flags=("process_groups.nodes",),
-            )
-        ]
+        return []
     problems = [
         Problem(
             "seats.too_few",
-            at(plugin=who, policy=name),
+            at(plugin=WHO, policy=name),
             (
                 f"needs {count} seats of one node (--actor.num_nodes x --actor.num_gpus_per_node, "
                 f"with a critic its as well), and a node has {seating.seats}"
@@ -61,7 +43,7 @@ def check_seating(run: Run, seating: Seating) -> list[Problem]:
     problems += [
         Problem(
             "seats.awake",
-            at(plugin=who, policy=p.name),
+            at(plugin=WHO, policy=p.name),
             "--train.colocate_all: its engine has a device on which training processes take turns",
             fix="add --vllm.enable_sleep",
             flags=("train.colocate_all", "vllm.enable_sleep"),
@@ -71,10 +53,10 @@ def check_seating(run: Run, seating: Seating) -> list[Problem]:
         and run.policy_args[p.name].train.colocate_all
         and not run.policy_args[p.name].vllm.enable_sleep
     ]
-    return problems or [*_crowded(run, seating, who), *_without_room(run, seating, who)]
+    return problems or [*_crowded(run, seating), *_without_room(run, seating)]
 
 
-def _crowded(run: Run, seating: Seating, who: str) -> Iterator[Problem]:
+def _crowded(run: Run, seating: Seating) -> Iterator[Problem]:
     """The problem with engines that have more than the device that they share."""
     places = engine_seats(run, seating)
     for seat in dict.fromkeys(seat for seats in places.values() for seat in seats):
@@ -83,7 +65,7 @@ def _crowded(run: Run, seating: Seating, who: str) -> Iterator[Problem]:
         if asked > 1:
             yield Problem(
                 "seats.engines",
-                at(plugin=who),
+                at(plugin=WHO),
                 f"the engines of {', '.join(map(repr, names))} have one device, are awake at the "
                 f"same time, and ask for {asked:g} of its memory",
                 fix=f"lower --vllm.gpu_memory_utilization, for example to {0.9 / len(names):.2f}",
@@ -92,7 +74,7 @@ def _crowded(run: Run, seating: Seating, who: str) -> Iterator[Problem]:
             return
 
 
-def _without_room(run: Run, seating: Seating, who: str) -> list[Problem]:
+def _without_room(run: Run, seating: Seating) -> list[Problem]:
     """The problem with states that Ray's object store, or this machine's memory, cannot hold."""
     sizes, state_gb = state_bytes(run), seating.state_gb
     known = {name: size for name, size in sizes.items() if size is not None}
@@ -105,7 +87,7 @@ def _without_room(run: Run, seating: Seating, who: str) -> list[Problem]:
         return [
             Problem(
                 "seats.unknown_size",
-                at(plugin=who),
+                at(plugin=WHO),
                 (
                     f"the size of the model of policy {unknown} is not known, and with it how "
                     "large Ray's object "
@@ -120,7 +102,7 @@ def _without_room(run: Run, seating: Seating, who: str) -> list[Problem]:
         return [
             Problem(
                 "seats.state_gb",
-                at(plugin=who),
+                at(plugin=WHO),
                 f"the states of the policies need {gb(total)} ({shown}), and "
                 f"--process_groups.state_gb is {state_gb:g}",
                 fix="raise it or leave it out",
@@ -138,7 +120,7 @@ def _without_room(run: Run, seating: Seating, who: str) -> list[Problem]:
         return [
             Problem(
                 "seats.memory",
-                at(plugin=who),
+                at(plugin=WHO),
                 (
                     f"the states of the policies need {gb(states)} of Ray's object store "
                     f"({shown}), weights on their way to engines {gb(sum(weights.values()))}, "

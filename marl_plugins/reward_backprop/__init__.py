@@ -33,6 +33,7 @@ from marl_plugins import (
     ConfigurationError,
     InfrastructureFailure,
     Problem,
+    all_of,
     at,
     at_least,
     checked_score,
@@ -117,21 +118,11 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    args, problems = run.args.reward_backprop, []
-    if args.alpha == args.beta == 0:
-        problems.append(
-            Problem(
-                "reward_backprop.zero",
-                got="--reward_backprop.alpha and --reward_backprop.beta are both 0: every reward "
-                "would be 0",
-                flags=("reward_backprop.alpha", "reward_backprop.beta"),
-            )
-        )
     try:
         run.state(BackpropState).attributor = make_attributor(run)
     except ConfigurationError as error:
-        problems += error.problems
-    return problems
+        return error.problems
+    return []
 
 
 def make_attributor(run: Run) -> Attributor:
@@ -146,14 +137,6 @@ def make_attributor(run: Run) -> Attributor:
     args = run.args.reward_backprop
     duties = duties_of(run)
     if args.attributor == "rules":
-        if args.prompt:
-            raise ConfigurationError(
-                Problem(
-                    "reward_backprop.prompt",
-                    got="--reward_backprop.prompt is for --reward_backprop.attributor model",
-                    flags=("reward_backprop.prompt", "reward_backprop.attributor"),
-                )
-            )
         from marl_plugins.reward_backprop.rules import Rules
 
         return Rules(duties)
@@ -162,21 +145,15 @@ def make_attributor(run: Run) -> Attributor:
     from marl_plugins.reward_backprop.model import ModelAttributor, read_prompt
 
     prompt = read_prompt(Path(args.prompt or PROMPT))
-    coach_first = "marl_plugins.coach" in run.plugins[: run.plugins.index(__name__)]
-    asker = run.state(Askers).first if coach_first else None
+    asker = run.state(Askers).first
     if asker is None:
-        fix = (
-            "give"
-            if coach_first
-            else "name --plugin marl_plugins.coach before marl_plugins.reward_backprop, with"
-        )
         raise ConfigurationError(
             Problem(
                 "reward_backprop.no_model",
                 got=(
-                    f"--reward_backprop.attributor model asks the coach's model: {fix} "
-                    "--coach.model NAME or "
-                    "--coach.policy NAME"
+                    "--reward_backprop.attributor model asks the coach's model: name --plugin "
+                    "marl_plugins.coach before marl_plugins.reward_backprop, with --coach.model "
+                    "NAME or --coach.policy NAME"
                 ),
                 flags=("reward_backprop.attributor", "coach.model", "coach.policy"),
             )
@@ -241,12 +218,8 @@ def value_of(trajectory: Trajectory, role: str, weights: Mapping[str, float]) ->
 @hookimpl
 async def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
     """Returns f_t for every action of every trajectory that has an outcome."""
-    from marl_plugins.reward_backprop.backward import SingleErrorTaskGroup
-
     alive = [t for t in trajectories if not t.infrastructure_failure and t.actions]
-    async with SingleErrorTaskGroup() as group:
-        tasks = [group.create_task(credit_trajectory(t, run)) for t in alive]
-    results = [task.result() for task in tasks]
+    results = await all_of(credit_trajectory(t, run) for t in alive)
     lost = [
         t
         for t, result in zip(alive, results, strict=True)

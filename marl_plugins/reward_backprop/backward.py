@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from marl_plugins import Action, InfrastructureFailure, Seen, Trajectory
+from marl_plugins import Action, Seen, Trajectory, all_of
 
 
 @dataclass(frozen=True)
@@ -94,24 +94,10 @@ async def backward(
             action, Seen.of(trajectory, action), Residual(outcome, value, left[path], notes)
         )
 
-    async with SingleErrorTaskGroup() as group:
-        for action in reversed(trajectory.actions):  # children come after their parents
-            tasks[action.path] = group.create_task(attribute(action))
+    for action in reversed(trajectory.actions):  # children come after their parents
+        tasks[action.path] = asyncio.ensure_future(attribute(action))
+    await all_of(tasks.values())
     return {a.path: tasks[a.path].result() for a in trajectory.actions}
-
-
-class SingleErrorTaskGroup(asyncio.TaskGroup):
-    """A task group that raises one of its failures, not a group: what ends the run before what is
-    merely missing."""
-
-    async def __aexit__(self, *error: object) -> None:
-        try:
-            await super().__aexit__(*error)  # type: ignore[arg-type]
-        except BaseExceptionGroup as group:
-            worst, rest = group.split(
-                lambda e: not isinstance(e, InfrastructureFailure | BaseExceptionGroup)
-            )
-            raise (worst or rest or group).exceptions[0] from None
 
 
 def _share(to: Mapping[str, float], parent: str, parents: Sequence[str]) -> float:

@@ -99,12 +99,10 @@ class Rules:
 
     def _ignored_instructions(self, action: Action, duties: str) -> Iterator[tuple[float, str]]:
         text = action.text
-        mine = {f for r in action.tool_results for f in r.files}
+        mine = _files_of(action)
         for sentence in TO_MAKE.findall(duties):
             for file in FILE.findall(sentence):
-                if file not in mine and (
-                    action.before is None or not _produced_before(action, file)
-                ):
+                if file not in mine:
                     yield 0.9, f"was to produce {file}, which is missing"
         if re.search(r"\bJSON\b", duties) and not _holds_json(text):
             yield 0.7, "was to answer in JSON"
@@ -155,7 +153,11 @@ class Rules:
         if not producers:
             return {}, ""
         first = producers[0]
-        towards = [p for p in action.parents if p == first.path or _above(p, first.path, seen)]
+        below = {first.path}
+        for other in seen.before:  # parents come first
+            if below.intersection(other.parents):
+                below.add(other.path)
+        towards = [path for path in action.parents if path in below]
         return dict.fromkeys(towards, 1.0), f"{missing} is missing; {first.role} was to produce it"
 
 
@@ -178,25 +180,14 @@ def _fixes(action: Action) -> bool:
     )
 
 
-def _above(path: str, ancestor: str, seen: Seen) -> bool:
-    """Returns whether `ancestor` is one of the action at `path`."""
-    by_path = {a.path: a for a in seen.before}
-    open_, reached = [path], set()
-    while open_:
-        current = open_.pop()
-        if current in by_path and current not in reached:
-            reached.add(current)
-            open_ += by_path[current].parents
-    return ancestor in reached
-
-
-def _produced_before(action: Action, file: str) -> bool:
-    turn = action.before
+def _files_of(action: Action) -> set[str]:
+    """The files that an action and the turns before it have left."""
+    files: set[str] = set()
+    turn: Action | None = action
     while turn is not None:
-        if any(file in r.files for r in turn.tool_results):
-            return True
+        files.update(file for result in turn.tool_results for file in result.files)
         turn = turn.before
-    return False
+    return files
 
 
 def _holds_json(text: str) -> bool:

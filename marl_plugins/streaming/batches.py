@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,33 +22,23 @@ from marl_plugins.engine.runtime.experience import (
 from marl_plugins.streaming.worker import GradientBatch
 
 
-@dataclass(frozen=True)
-class GradientBatches:
-    """The batches of rows that each rank is given.
-
-    Args:
-        of_ranks: The micro-batches of each rank.
-        trees: What goes through the model, in the order of all of it: each as indices of the
-            sequences that were given.
-    """
-
-    of_ranks: list[list[GradientBatch]]
-    trees: list[Sequence[int]]
-
-
 def gradient_batches(
     policy: Any,
     sequences: Sequence[TokenSequence],
     items: Sequence[Experience],
     groups: Sequence[torch.Tensor],
-) -> GradientBatches:
-    """Divides sequences into micro-batches of each rank.
+) -> tuple[list[list[GradientBatch]], list[Sequence[int]]]:
+    """Divides sequences into micro-batches.
 
     Args:
         policy: An `UpstreamPolicy`.
         items: One experience each, of advantages before the estimator's last stage.
         groups: For each the number of the normalisation group at each sampled token, (tokens,); -1
             elsewhere.
+
+    Returns:
+        The micro-batches of each rank; and what goes through the model, in the order of all of it,
+        each as indices of the sequences that were given.
     """
     layout = lay_out(sequences, ranks_of(policy.group), 1, policy.batching.limit("train"))
     trees: list[Sequence[int]] = []
@@ -58,7 +47,7 @@ def gradient_batches(
         mine = [[layout.trees[share[i]] for i in batch] for batch in batches if batch]
         trees += [tree for batch in mine for tree in batch]
         of_ranks.append([_batch(sequences, items, groups, batch) for batch in mine])
-    return GradientBatches(of_ranks, trees)
+    return of_ranks, trees
 
 
 def _batch(

@@ -11,6 +11,7 @@ from marl_plugins import Policy, Problem, at
 
 # inside: works in the training processes
 from marl_plugins.core.run import queue_size
+from marl_plugins.engine.plan.describe import flag_value
 from marl_plugins.engine.plan.estimate import gb, parameters
 from marl_plugins.engine.plan.models import dropout_of
 
@@ -29,7 +30,7 @@ OF_A_STEP = ("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_
 def check(run: Run) -> list[Problem]:
     """Returns what is wrong with streaming in this run, and what is worth knowing."""
     sharing = {
-        p.name: [flag for flag in SHARING if _given(run, p.name, flag)]
+        p.name: [flag for flag in SHARING if flag_value(run.policy_args[p.name], flag)]
         for p in run.policies
         if p.trainable
     }
@@ -218,8 +219,3 @@ def memory(run: Run, policy: Policy) -> Problem:
         got,
         severity="warning",
     )
-
-
-def _given(run: Run, policy: str, flag: str) -> bool:
-    group, name = flag.split(".")
-    return bool(getattr(getattr(run.policy_args[policy], group), name))

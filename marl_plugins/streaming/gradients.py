@@ -132,15 +132,15 @@ class GradientAccumulation:
         if f.policy not in self.added:
             await policy.extension(WORKER, "begin", policy.version, self.affine)
         added = self.added.setdefault(f.policy, {})
-        batches = gradient_batches(
+        of_ranks, trees = gradient_batches(
             policy, f.sequences, items, [each.groups for each in accumulated]
         )
         kl_coef = policy.trainer.kl_ctl.value
         answers = await policy.extension(
-            WORKER, "add", names, dict(self.means), kl_coef, each=batches.of_ranks
+            WORKER, "add", names, dict(self.means), kl_coef, each=of_ranks
         )
         good = (each for answer in answers for each in answer)
-        linear = {n: each for tree, each in zip(batches.trees, good, strict=True) for n in tree}
+        linear = {n: each for tree, each in zip(trees, good, strict=True) for n in tree}
         for number, (name, each) in enumerate(
             zip(sequence_names(f.sequences), accumulated, strict=True)
         ):

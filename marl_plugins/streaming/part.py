@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 from marl_plugins import Step, StepPart, Trajectory, all_of
 
@@ -17,8 +17,6 @@ from marl_plugins.streaming.previous_means import PreviousMeans
 
 if TYPE_CHECKING:
     from marl_plugins import PolicyProcesses, Run
-
-T = TypeVar("T")
 
 
 class StreamingPart(StepPart):
@@ -54,7 +52,8 @@ class StreamingPart(StepPart):
         Ranks that were asked in different orders would wait for each other.
         """
         learning = self.options.gradients and self.step.number > policy.args.critic.freezing_steps
-        in_order = ReorderBuffer[ForwardedExperience]()
+        ready: dict[int, ForwardedExperience | None] = {}
+        due = 0
         for _ in range(self.groups.count):
             trajectories = await self.arriving[policy.name].get()
             if self._enough():
@@ -71,7 +70,12 @@ class StreamingPart(StepPart):
                 self.computed_rows += len(mine)
                 self.hidden_rows += 0 if self.step.ended.is_set() else len(mine)
             number = trajectories[0].place // self.options.tasks
-            for each in in_order.next(number, known if rows is not None else None):
+            ready[number] = known if rows is not None else None
+            while due in ready:  # gradients are added in the order of the step
+                each = ready.pop(due)
+                due += 1
+                if each is None:
+                    continue
                 if self._enough():
                     return
                 await self.gradients.add(each)
@@ -114,19 +118,3 @@ class TaskGroups:
         if len(group) < self.samples * min(self.size, self.tasks - number * self.size):
             return None
         return sorted(self._arrived.pop(number), key=lambda t: t.order)
-
-
-class ReorderBuffer(Generic[T]):
-    """Values that become ready in any order, given out in that of their numbers."""
-
-    def __init__(self) -> None:
-        self.due = 0
-        self.ready: dict[int, T | None] = {}
-
-    def next(self, number: int, value: T | None) -> Iterator[T]:
-        """Yields all that is due now that one more is ready, without those that are None."""
-        self.ready[number] = value
-        while self.due in self.ready:
-            self.due += 1
-            if (due := self.ready.pop(self.due - 1)) is not None:
-                yield due

@@ -45,13 +45,8 @@ def unusable(beta: float) -> list[Problem]:
     """Returns why a factor makes no average."""
     if 0 < beta < 1:
         return []
-    why = {
-        0.0: "0: the average would be the newest weights",
-        1.0: "1: the average would stay what the run begins with",
-    }
-    got = why.get(beta, f"{beta:g} is no share of the past")
     fix = "give one between the two: 1 / (1 - beta) optimiser steps are averaged"
-    return [Problem("ema.beta", at(flag=FLAG), got, "a number between 0 and 1", fix)]
+    return [Problem("ema.beta", at(flag=FLAG), f"{beta:g}", "a number between 0 and 1", fix)]
 
 
 @hookimpl

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.engine.plan.models import (
     hub_warnings,
     missing_model,
@@ -33,13 +32,6 @@ def check_model(run: Run) -> list[Problem]:
     """Returns what is wrong with the run's reward model, as far as it lies in a folder; one of the
     hub's is looked at when the run starts."""
     model: str = run.args.reward.model_name_or_path
-    if is_tiny(model):
-        got = f"{model} is a language model without a head that gives rewards"
-        return [
-            Problem(
-                "reward_model.tiny", at(flag=FLAG), got, fix="name the folder of a reward model"
-            )
-        ]
     if missing := missing_model(model):
         return [problem.within(flag=FLAG) for problem in missing]
     if not Path(model).is_dir():
@@ -61,12 +53,6 @@ def check_model(run: Run) -> list[Problem]:
 def problems_of(folder: Path, run: Run) -> list[Problem]:
     """Returns what is wrong with a reward model in a folder."""
     file = folder / "config.json"
-    if not file.is_file():
-        return [
-            Problem(
-                "models.no_config", at(flag=FLAG, folder=folder), "the model has no config.json"
-            )
-        ]
     try:
         config = read_object(file)
         problems = [
