@@ -17,7 +17,7 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import Number, Range, score_range, step_range
 from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.redaction import inert
-from marl_plugins.engine.records.read import EVERYTHING, Filter, RunReader, name_meant
+from marl_plugins.engine.records.read import EVERYTHING, Filter, RunReader
 
 number_range = Range(Number(), -math.inf, math.inf, "numbers being finite")
 """The type of --advantage."""
@@ -145,7 +145,6 @@ def nothing_found(run: RunReader, query: Query) -> ConfigurationError:
     asked = " ".join(f"--{name} {word}" for name, word in query.words.items())
     got = f"no trajectory matches {inert(asked)}" if asked else "holds no trajectories"
     fix = "leave out a filter, or see `openrlhf inspect RUN` for what there is" if asked else ""
-    fix = name_meant(run, query.wanted) or fix
     return ConfigurationError(
         Problem("viewer.nothing", at(file=run.file or run.folder), got, fix=fix)
     )
