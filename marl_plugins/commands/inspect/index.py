@@ -201,15 +201,10 @@ class RunIndex:
             with open_file(path) as file:
                 file.seek(entry.offset)
                 return from_record(json_value(file.read(entry.length)))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            why = (
-                str(error)
-                if isinstance(error, OSError | ValueError)
-                else f"it has another form: {error!r}"
-            )
+        except (OSError, ValueError) as error:
             got = (
                 f"step {entry.step}, task {inert(entry.name)}, sample {entry.sample} cannot be "
-                f"read: {inert(why)}"
+                f"read: {inert(str(error))}"
             )
             raise ConfigurationError(Problem("records.form", at(file=path), got)) from None
 
