@@ -347,7 +347,7 @@ class RunReader:
         metrics = self.metrics()
         return bool(metrics) and int(metrics[-1]["step"]) >= steps
 
-    def ledgers(self, steps: Steps = ALL_STEPS) -> Iterator[Ledger]:
+    def ledgers(self) -> Iterator[Ledger]:
         """Yields the ledger of every step. Without a file there are none.
 
         Raises:
@@ -355,7 +355,7 @@ class RunReader:
         """
         path = self.folder / LEDGER
         if path.exists():
-            yield from (record.value for record in records(path, Ledger.from_record, Filter(steps)))
+            yield from (record.value for record in records(path, Ledger.from_record))
 
     def trajectories(self, selection: Filter = EVERYTHING) -> Iterator[Trajectory]:
         """Yields the trajectories that are wanted, by step and in the order of their tasks.
