@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-from marl_plugins.engine.records.read import TRAJECTORIES, FileTail, Filter, RunReader
+from marl_plugins.engine.records.read import TRAJECTORIES, Filter, RunReader
 from marl_plugins.engine.records.trajectory_record import to_record
 
 ROLES, PER_STEP, TOKENS = ("solver", "coder", "verifier"), 24, 150
@@ -71,7 +71,6 @@ WAYS: dict[str, Callable[[Path], Iterable[object]]] = {
     "all trajectories": lambda run: RunReader(run).trajectories(),
     "one step of all": lambda run: RunReader(run).trajectories(Filter(steps=(100, 100))),
     "one task of 24": lambda run: RunReader(run).trajectories(Filter(task="task 7")),
-    "followed from its beginning": lambda run: iter(FileTail(run / TRAJECTORIES, len).read()[1]),
     "every line parsed, for comparison": lambda run: map(
         json.loads, (run / TRAJECTORIES).open("rb")
     ),

@@ -342,15 +342,15 @@ def test_a_tool_with_effects_outside_is_not_called_again():
     ("words", "why"),
     [
         (["--action", "coder.99"], "no action 'coder.99'"),
-        (["--action", "solver.1", "--sample", "99"], "no sample 99"),
-        (["--action", "solver.1", "--step", "77"], "no record of step 77"),
+        (["--action", "solver.1", "--sample", "99"], "with sample 99"),
+        (["--action", "solver.1", "--step", "77"], "step 77 has no task"),
         (["--action", "solver.1", "--say", "1 " * 100], "tokens, of at most"),
         (["--action", "solver.1", "--say", "a\ufffd"], "U+FFFD"),
         (["--action", "solver.1", "--models", "7"], "no copies of step 7"),
         (["--action", "solver.1", "--models", "/nowhere"], "no weights"),
         (["--scan", "100000"], "actions with a score"),
         (["--scan", "4", "--report"], "a run that has finished"),
-        ([], "expected --action"),
+        ([], "--action --all --scan"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )

@@ -20,7 +20,6 @@ from marl_plugins.commands.inspect.page_writer import Tokens
 from marl_plugins.commands.inspect.query import query_of
 from marl_plugins.commands.inspect.shown import trajectory_values
 from marl_plugins.commands.inspect.text import whole
-from marl_plugins.commands.inspect.tokens import TokenTexts
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.redaction import encodable
 from marl_plugins.engine.records.read import RunReader
@@ -261,7 +260,7 @@ def test_a_record_is_shown_or_refused_whatever_a_value_in_it_is(run, data):
     shown = trajectory_values(trajectory)
     assert list(whole(shown)) and sample_of(shown, datetime.now(UTC)).id
     assert json.dumps(
-        [Tokens(TokenTexts(run[0]), {}).of(action) for action in trajectory.actions],
+        [Tokens(run[0], {}).of(action) for action in trajectory.actions],
         allow_nan=False,
     )
     assert list(texts_of(trajectory)) and all(

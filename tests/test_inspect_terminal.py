@@ -69,3 +69,22 @@ def test_the_list_moves_filters_and_opens(folder):
         assert not isinstance(app.screen, TrajectoryScreen)
 
     drive(app, act)
+
+
+def test_a_run_in_progress_is_followed_and_a_resumed_one_read_again(folder):
+    file = folder / "trajectories.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-4]) + lines[-4][:50])
+    app = Browser(RunReader(folder), Query(), follow=True)
+
+    async def act(pilot):
+        listed = app.query_one(TrajectoryList)
+        assert len(listed.entries) == 20
+        for kept in (lines, lines[:8]):
+            file.write_bytes(b"".join(kept))
+            app.follow()
+            await pilot.pause()
+            assert len(listed.entries) == len(kept)
+            assert f"{len(kept)} trajectories" in text_of(app.screen, "#status")
+
+    drive(app, act)

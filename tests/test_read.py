@@ -3,7 +3,6 @@ progress and resumed ones."""
 
 import asyncio
 import json
-import os
 from collections import Counter
 
 import pytest
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.engine.records.read import FileTail, Filter, RunReader
-from marl_plugins.engine.records.trajectory_record import from_record, to_record
+from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.engine.records.write import FILES, cut_back
 
 simulated = pytest.importorskip("simulated_run")
@@ -155,62 +153,3 @@ def test_all_that_is_wrong_is_said_at_once_and_the_rest_is_read(folder, tmp_path
     assert len(found) == len(lines) - 2
     found = [(p.code, *p.names("line")) for p in error.value.problems]
     assert found == [("records.damaged", f"{path}:2"), ("records.form", f"{path}:4")]
-
-
-def test_a_run_in_progress_is_followed_line_by_line(folder, tmp_path):
-    """However the file grows, and every line once."""
-    content, path = (folder / "trajectories.jsonl").read_bytes(), tmp_path / "trajectories.jsonl"
-    tail, found = FileTail(path, from_record), []
-    assert tail.read() == (False, [])
-    for size in range(0, len(content), 997):
-        path.write_bytes(content[:size])
-        again, fresh = tail.read()
-        assert not again
-        found += fresh
-    path.write_bytes(content)
-    found += tail.read()[1]
-    assert [to_record(r.value) for r in found] == plain(folder)
-    assert [r.place for r in found] == [f"{path}:{n}" for n in range(1, len(found) + 1)]
-    assert tail.read() == (False, [])
-
-
-@given(st.integers(0, STEPS), st.integers(0, 3))
-def test_a_run_that_was_resumed_is_read_again_from_its_beginning(
-    folder, tmp_path_factory, saved, more
-):
-    """Its records are cut back, and those of the steps that are made again may be as long as
-    before."""
-    directory = tmp_path_factory.mktemp("again")
-    path = directory / "trajectories.jsonl"
-    lines = (folder / "trajectories.jsonl").read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines))
-    tail = FileTail(path, dict)
-    tail.read()
-    kept = [line for line in lines if json.loads(line)["step"] <= saved]
-    cut_back(directory, saved)
-    with path.open("ab") as file:
-        file.writelines(
-            line.replace(b'"seconds": 0.', b'"seconds": 9.')
-            for line in lines[len(kept) : len(kept) + more]
-        )
-    again, found = tail.read()
-    expected = [json.loads(line) for line in path.read_bytes().splitlines()]
-    if again:
-        assert [r.value for r in found] == expected
-    else:
-        assert expected[: len(lines)] == [json.loads(line) for line in lines] and not found
-    assert again or path.read_bytes() == b"".join(lines)
-
-
-def test_an_evaluation_that_replaces_another_is_read_anew(tmp_path):
-    path = tmp_path / "evaluation-last.jsonl"
-    tail = FileTail(path, dict)
-    for step in (1, 2):
-        (tmp_path / "new").write_text(
-            "".join(json.dumps({"step": step, "n": n}) + "\n" for n in range(step, 4))
-        )
-        os.replace(tmp_path / "new", path)
-        again, found = tail.read()
-        assert again == (step == 2) and [r.value["n"] for r in found] == list(range(step, 4))
-    path.unlink()
-    assert tail.read() == (True, [])

@@ -681,7 +681,6 @@ COMMANDS = {
     ),
     "flag of ours alone": typed("train --dry-run", "train.no_recipe, dry-run"),
     "nothing": typed("train", "train.nothing"),
-    "misspelt --recipe": typed("train --recip . --dry-run", "train.no_recipe, recip"),
     "recipe that does not exist": typed("train --recipe mathchatt", "recipe.none"),
     "misspelt command": typed("trian", "command.unknown, openrlhf"),
     "argument that a command does not take": typed(

@@ -100,18 +100,13 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
         _print(
             known, labels, labels_answer, [str(problem) for problem in problems], twice, mappings
         )
-        print(inert(_rehearsal_line(plan, name)))
+        print(
+            inert(
+                f"not rehearsed here: openrlhf train --recipe {shlex.quote(name)} --dry-run tries "
+                "the workflow's branches"
+            )
+        )
     return int(not fine)
-
-
-def _rehearsal_line(plan: Plan, name: str) -> str:
-    """Says who tries the workflow's branches."""
-    if not plan.plugins.implementations("marl_rehearse"):
-        return "there is no rehearsal: nobody tries the workflow before a run"
-    return (
-        f"not rehearsed here: openrlhf train --recipe {shlex.quote(name)} --dry-run tries the "
-        "workflow's branches"
-    )
 
 
 @contextlib.contextmanager

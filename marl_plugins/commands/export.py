@@ -8,7 +8,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from marl_plugins.core.loading import load
 from marl_plugins.core.options import score_range, step_range
 from marl_plugins.core.plugin_names import found
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.redaction import inert
 from marl_plugins.core.table import Account, Table
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.records.read import (
@@ -27,8 +25,6 @@ from marl_plugins.engine.records.read import (
     Filter,
     RunReader,
     missing_run,
-    name_meant,
-    reason_left_out,
 )
 from marl_plugins.engine.records.tables import TABLES, write_table
 
@@ -157,37 +153,11 @@ def main(words: Sequence[str]) -> int:
     if not count and chosen == EVERYTHING and options.table not in TABLES:
         raise ConfigurationError(Problem("export.no_rows", where, "the run has no row of it"))
     if not count:
-        raise ConfigurationError(_nothing(run, chosen, options.source))
+        got = "no actions" if chosen == EVERYTHING else "no actions of what the flags ask for"
+        raise ConfigurationError(Problem("export.no_actions", at(file=options.source), got))
     if options.to not in (None, "-"):
         print(f"{count:,} rows in {options.to}", file=sys.stderr)
     return 0
-
-
-def _nothing(run: RunReader, chosen: Filter, source: Path) -> Problem:
-    """The problem of filters that leave nothing, with the reasons that the run has recorded."""
-    where, no_actions = at(file=source), "no actions"
-    if chosen == EVERYTHING:
-        expected = "the trajectories or evaluations of a run"
-        return Problem("export.no_actions", where, no_actions, expected)
-    asked = [
-        f"--{'step' if name == 'steps' else name} {_written(value)}"
-        for name in Filter.__dataclass_fields__  # `vars` has what was cached, too
-        if (value := getattr(chosen, name)) != getattr(EVERYTHING, name)
-    ]
-    fix = name_meant(run, chosen)
-    if chosen.left_out:
-        actions = run.actions(replace(chosen, left_out=None))
-        reasons = {reason for _, action in actions if (reason := reason_left_out(action))}
-        fix = f"reasons there: {', '.join(sorted(reasons)) or 'none'}"
-    got = f"no actions with {inert(' '.join(asked))}"
-    return Problem("export.no_actions", where, got, fix=fix)
-
-
-def _written(value: Any) -> str:
-    """A filter's value as the command line has it."""
-    if not isinstance(value, tuple):
-        return str(value)
-    return ":".join("" if end is None else str(end) for end in value)
 
 
 def print_account(account: Account, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.problems import Problem, at
 
 FOLDER = "agent"
 """Where the program is put, so that its modules may be called as the recipe's own files are."""
@@ -51,25 +51,16 @@ class ExistingProgram:
         imports of the files beside it.
 
         Raises:
-            ConfigurationError: It is no Python file, or has no such function.
+            ConfigurationError: It is no Python file.
         """
         sources: dict[Path, str] = {}
-        tree = self._read(self.file, sources)
-        defined = {name for node in tree.body for name in _defined(node)}
-        if self.function not in defined:
-            fix = meant(self.function, defined) or "name the function: --function"
-            raise ConfigurationError(
-                Problem(
-                    "new.program", at(file=self.file), f"has no function {self.function}", fix=fix
-                )
-            )
+        self._read(self.file, sources)
         return {
             f"{FOLDER}/{path.relative_to(self.file.parent)}": text for path, text in sources.items()
         }
 
-    def _read(self, path: Path, sources: dict[Path, str]) -> ast.Module:
-        """The syntax of a file, which is added to those that are found, as are those that it
-        imports."""
+    def _read(self, path: Path, sources: dict[Path, str]) -> None:
+        """Adds a file to those that are found, and those that it imports."""
         try:
             sources[path] = path.read_bytes().decode()
             tree = ast.parse(sources[path])
@@ -88,7 +79,6 @@ class ExistingProgram:
             for beside in self._beside(name):
                 if beside not in sources:
                     self._read(beside, sources)
-        return tree
 
     def _beside(self, module: str) -> list[Path]:
         """The files of a module that lies beside the program; all of a package."""
@@ -104,13 +94,3 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module
-
-
-def _defined(node: ast.stmt) -> Iterator[str]:
-    """Yields the names that a statement at a file's top defines."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        yield node.name
-    elif isinstance(node, ast.Import | ast.ImportFrom):
-        yield from (alias.asname or alias.name for alias in node.names)
-    elif isinstance(node, ast.Assign):
-        yield from (target.id for target in node.targets if isinstance(target, ast.Name))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import keyword
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +91,16 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("folder", type=Path, help="where to; it must not exist yet")
     parser.add_argument(
         "--roles",
+        required=True,
         metavar="A,B",
         help="names of the roles, in the order in which they act; of a program: its models",
     )
     parser.add_argument(
-        "--data", type=Path, metavar="FILE", help=".jsonl, .json or .csv of tasks with labels"
+        "--data",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help=".jsonl, .json or .csv of tasks with labels",
     )
     parser.add_argument(
         "--eval-data",
@@ -161,73 +165,46 @@ def new(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> NewRecipe:
-    """The command line, with what is missing asked for where somebody can answer."""
-    answers: dict[str, str] = {}
-    questions = {
-        "roles": "Names of the roles, in the order in which they act (a,b): ",
-        "data": "File of the tasks: ",
-    }
-    for name, question in questions.items():
-        answers[name] = str(
-            getattr(options, name) or (input(question).strip() if sys.stdin.isatty() else "")
-        )
-    missing = [
-        Problem("new.missing", at(flag=name), "is not given")
-        for name in questions
-        if not answers[name]
-    ]
-    if not options.model.strip():
-        missing.append(Problem("new.missing", at(flag="model"), "is empty"))
-    roles = tuple(name.strip() for name in answers["roles"].split(","))
+    """The command line as a request."""
+    roles = tuple(name.strip() for name in options.roles.split(","))
     more = {
         name: value for name in ("function", "python", "calls") if (value := getattr(options, name))
     }
+    problems = [*wrong_roles(roles), *taken(options.folder)]
     if more and not options.agent:
-        missing += [
+        problems += [
             Problem("new.no_program", at(flag=name), "is of a program", fix="name it: --agent")
             for name in more
         ]
-    missing += taken(options.folder)
-    if missing or (missing := wrong_roles(roles)):
-        raise ConfigurationError(missing)
-    keys = options.input_key, options.label_key
-    program = ExistingProgram(options.agent, **more) if options.agent else None
+    if problems:
+        raise ConfigurationError(problems)
     return NewRecipe(
         options.folder,
         roles,
-        Path(answers["data"]),
+        options.data,
         options.eval_data,
         options.model,
-        *keys,
-        program,
+        options.input_key,
+        options.label_key,
+        ExistingProgram(options.agent, **more) if options.agent else None,
     )
 
 
 def wrong_roles(roles: Sequence[str]) -> list[Problem]:
     """Returns what is wrong with names of roles."""
-    where, problems = at(flag="roles"), []
-    for name in dict.fromkeys(roles):
-        if (
-            not re.fullmatch(NAME, name)
-            or name.startswith("_")
-            or keyword.iskeyword(name)
-            or name in TAKEN
-        ):
-            expected = (
-                "letters, digits and underscores, a letter first, and no word of Python or of "
-                "a workflow"
-            )
-            problems.append(Problem("new.role", where, repr(name), expected))
-        elif roles.count(name) > 1:
-            problems.append(
-                Problem(
-                    "new.role_twice",
-                    where,
-                    f"{name!r} is named {roles.count(name)} times",
-                    fix="name it once",
-                )
-            )
-    return problems
+    expected = (
+        "different names of letters, digits and underscores, a letter first, and no word of Python "
+        "or of a workflow"
+    )
+    return [
+        Problem("new.role", at(flag="roles"), repr(name), expected)
+        for name in dict.fromkeys(roles)
+        if not re.fullmatch(NAME, name)
+        or name.startswith("_")
+        or keyword.iskeyword(name)
+        or name in TAKEN
+        or roles.count(name) > 1
+    ]
 
 
 def files_of(request: NewRecipe) -> dict[str, str]:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from marl_plugins.commands import new_recipe
@@ -24,19 +23,16 @@ from marl_plugins.core.options import at_least
 from marl_plugins.core.plugin_names import found
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.recipe_yaml import read_recipe
-from marl_plugins.core.recipe.schema import Recipe, Sections, base_of, find_recipe
+from marl_plugins.core.recipe.schema import base_of, find_recipe
 from marl_plugins.core.recipe.shipped import recipes_root, shipped_recipes
 from marl_plugins.core.redaction import inert, shown_flag
-from marl_plugins.core.run import Run
-from marl_plugins.engine.hosts.cpu import device
-from marl_plugins.engine.hosts.upstream_cli import UpstreamParser, nested
+from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import collect, draft_plan
 from marl_plugins.engine.plan.describe import players
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
-from marl_plugins.engine.plan.resolve_plugins import tools_of
 from marl_plugins.engine.plan.resume import COMMAND_FILE
 from marl_plugins.engine.plan.sections import load_recipe
 from marl_plugins.engine.plan.tasks import from_hub
@@ -226,7 +222,7 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     """
     path = find_recipe(name)
     tree = read_recipe(path)
-    plugins, unread = Plugins(tree.plugins), Problems()
+    plugins, problems = Plugins(tree.plugins), Problems()
     recipe, sections = load_recipe(tree, plugins)
     settings = recipe.model_dump(exclude_defaults=True, exclude={"roles", "name", "description"})
     settings |= (
@@ -235,22 +231,23 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
         else {}
     )
     settings |= {section: shown for section, value in sections.items() if (shown := value.shown())}
-    plan = unread.attempt(lambda: draft_plan(["--recipe", str(path)], plugins))
-    if plan is None or not _tasks_are_read(plan, unread):
-        plan = _without_tasks(plan or _least_plan(recipe, path.parent, plugins, sections, unread))
-    workflow, seen = workflow_of(plan.plugins, plan.run), Problems()
-    collect(plugins, seen, "marl_rehearse", plan=plan)
-    fullest = plan.run.state(RehearsalResult).fullest
-    graph = DependencyGraph.of(fullest) if fullest else DependencyGraph()
+    graph, workflow = DependencyGraph(), None
+    plan = problems.attempt(lambda: draft_plan(["--recipe", str(path)], plugins))
+    if plan is not None:
+        if not _tasks_are_read(plan, problems):  # the workflow is rehearsed on an invented one
+            plan = replace(plan, _tasks={"train": [], "eval": []})
+        workflow = workflow_of(plan.plugins, plan.run)
+        collect(plugins, problems, "marl_rehearse", plan=plan)
+        if fullest := plan.run.state(RehearsalResult).fullest:
+            graph = DependencyGraph.of(fullest)
     if as_mermaid:
         if isinstance(workflow, WorkflowFile):
             print(workflow.mermaid() or graph.mermaid())
             return 0
         if not graph.nodes:
-            raise ConfigurationError(seen)
+            raise ConfigurationError(problems)
         print(graph.mermaid())
         return 0
-    problems = [*unread, *seen]
     about = {
         "name": recipe.name,
         "file": str(path),
@@ -262,7 +259,7 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
         "graph": graph.lines(),
         **({"workflow": workflow.outline()} if isinstance(workflow, WorkflowFile) else {}),
         **graph.as_json(),
-        "problems": problems,
+        "problems": list(map(str, problems)),
         "settings": settings,
     }
     if as_json:
@@ -298,30 +295,10 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     return 0
 
 
-def _tasks_are_read(plan: Plan, unread: Problems) -> bool:
+def _tasks_are_read(plan: Plan, problems: Problems) -> bool:
     """Returns whether a plan's tasks can be read; a hub's are read when a run starts."""
     splits = () if from_hub(plan.run) else ("train", "eval")
-    return all(unread.attempt(partial(plan.tasks, split)) is not None for split in splits)
-
-
-def _without_tasks(plan: Plan) -> Plan:
-    """Returns a plan whose workflow is rehearsed on an invented task."""
-    return replace(plan, _tasks={"train": [], "eval": []})
-
-
-def _least_plan(
-    recipe: Recipe, folder: Path, plugins: Plugins, sections: Sections, unread: Problems
-) -> Plan:
-    """Returns what is needed to rehearse a recipe whose flags cannot be read."""
-    parser = UpstreamParser(add_help=False, allow_abbrev=False)
-    plugins.options(parser)
-    args = nested(vars(parser.parse_args([])))
-    args.data = SimpleNamespace(prompt_dataset=None)
-    args.eval = SimpleNamespace(dataset=None)
-    args.reward = SimpleNamespace(remote_url=None)
-    run = Run(recipe, folder, args, device="", sections=sections)
-    tools = unread.attempt(lambda: tools_of(plugins, run)) or {}
-    return Plan(replace(run, tools=tools), plugins, Namespace())
+    return all(problems.attempt(partial(plan.tasks, split)) is not None for split in splits)
 
 
 def copy(name: str, folder: Path) -> int:
@@ -339,23 +316,11 @@ def copy(name: str, folder: Path) -> int:
         shutil.copytree(source, folder, ignore=_not_copied)
         files = sorted(
             filter(_is_recipe, folder.glob("*.yaml")),
-            key=lambda path: _how_likely(path, named.name),
+            key=lambda path: (path.name != named.name, path.name),
         )
         for path in files:
             _rename(path, re.sub(r"\W", "_", folder.resolve().name.lower()))
     print(f"copied {source.resolve().name} to {folder}")
-    for path in files:
-        outside = [
-            p
-            for p in base_of(read_recipe(path)).plugins
-            if p.endswith(".py") and p.startswith("..")
-        ]
-        missing = [p for p in outside if not (folder / p).is_file()]
-        if missing:
-            print(
-                f"  {path}: {', '.join(missing)} lies outside the recipe's folder and was not "
-                "copied; change `plugins:`"
-            )
     for path in files:
         print(
             f"  openrlhf train --recipe {path if path.name != 'recipe.yaml' else folder} --dry-run"
@@ -385,18 +350,6 @@ def _is_recipe(path: Path) -> bool:
     except ConfigurationError:
         return False
     return True
-
-
-def _how_likely(path: Path, named: str) -> tuple[bool, bool, bool, str]:
-    """Files in the order in which they are worth trying: the one that was named, then those for
-    this machine, recipe.yaml first."""
-    for_cpu = path.name.startswith("tiny")
-    return (
-        named == "recipe.yaml" or path.name != named,
-        for_cpu != (device() == "cpu"),
-        path.name != "recipe.yaml",
-        path.name,
-    )
 
 
 def _rename(path: Path, name: str) -> None:

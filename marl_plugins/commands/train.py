@@ -7,8 +7,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import ConfigurationError
@@ -47,29 +46,14 @@ def main(words: Sequence[str]) -> int:
             for w in words
             if w.partition("=")[0].removeprefix("--") in OWN_FLAGS and w.startswith("--")
         ]:
+            where = at(flag=ours[0].partition("=")[0].removeprefix("--"))
             got = "is about multi-agent training, and nothing multi-agent was asked for"
-            flags = [
-                name
-                for w in words
-                if w.startswith("--") and (name := w[2:].partition("=")[0]) not in OWN_FLAGS
-            ]
-            meant = [
-                (flag, name)
-                for flag in flags
-                for name in get_close_matches(flag, ("recipe", "plugin"), 1, 0.8)
-            ]
-            where, fix = (
-                at(flag=ours[0].partition("=")[0].removeprefix("--")),
-                "give --recipe RECIPE or --plugin NAME as well",
-            )
-            for flag, name in meant[:1]:
-                where, got, fix = at(flag=flag), "is no flag", f"did you mean --{name}?"
+            fix = "give --recipe RECIPE or --plugin NAME as well"
             raise ConfigurationError(Problem("train.no_recipe", where, got, fix=fix))
         return pass_through(words)
-    with (
-        without_collector(),
-        without_pydantic_plugins() if "--dry-run" in words else contextlib.nullcontext(),
-    ):
+    if "--dry-run" in words:  # looking for plugins of pydantic's takes a tenth of a dry run
+        os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    with without_collector():
         from marl_plugins.engine.plan.build import build_plan
         from marl_plugins.engine.plan.resume import with_resumption
 
@@ -111,21 +95,6 @@ def finished(plan: Plan, step: int) -> str:
         "report are there; raise "
         "--max_steps or --train.num_episodes to train on"
     )
-
-
-@contextlib.contextmanager
-def without_pydantic_plugins() -> Iterator[None]:
-    """Keeps pydantic from looking for its plugins in every installed package, which takes a tenth
-    of a dry run; nothing runs after one."""
-    name = "PYDANTIC_DISABLE_PLUGINS"
-    previous = os.environ.get(name)
-    os.environ[name] = "__all__"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if previous is not None:
-            os.environ[name] = previous
 
 
 def print_help(words: Sequence[str]) -> int:

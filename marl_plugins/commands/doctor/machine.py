@@ -112,30 +112,27 @@ def check_memory(total: int, limit: int | None, free: int) -> Finding:
     )
 
 
-def read_memory_limit(
-    tree: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> int | None:
+def read_memory_limit() -> int | None:
     """Returns the smallest limit from our control group up to the root, for either version; None
     without a limit."""
-    texts = _read_limits(tree, own, "memory", "memory.max", "memory.limit_in_bytes")
+    texts = _read_limits("memory", "memory.max", "memory.limit_in_bytes")
     values = [int(text) for text in texts if text.isdigit()]
     return min(values, default=None)
 
 
-def read_core_limit(
-    tree: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> float | None:
+def read_core_limit() -> float | None:
     """Returns the cores that our control group may use concurrently (version 2); None without a
     limit."""
-    pairs = [text.split() for text in _read_limits(tree, own, "cpu", "cpu.max", None)]
+    pairs = [text.split() for text in _read_limits("cpu", "cpu.max", None)]
     return min(
         (int(quota) / int(period) for quota, period in pairs if quota.isdigit()), default=None
     )
 
 
-def _read_limits(tree: Path, own: Path, controller: str, new: str, old: str | None) -> list[str]:
+def _read_limits(controller: str, new: str, old: str | None) -> list[str]:
     """Contents of a limit's files, from our group up; in a container the group's path is often
     absent and the root is ours."""
+    tree, own = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
     texts = []
     for line in own.read_text().splitlines() if own.is_file() else ():
         _, controllers, path = line.split(":", 2)

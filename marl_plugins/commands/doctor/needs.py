@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,11 @@ EXTRAS = {
 """Modules of this package's extras that are no plugin's, and their purpose; for TensorBoard see
 services.check_trackers."""
 
+CHANGE_IT = (
+    "change it in the recipe (openrlhf docs recipes) or on the command line (openrlhf docs flags)"
+)
+"""What to do about a problem of the plan that does not say so itself."""
+
 BEHIND = dict.fromkeys(("marl_plugins.grading.right", "marl_plugins.grading.same"), "math_verify")
 """Modules that functions of this package import when they are called, by the function."""
 
@@ -45,7 +51,10 @@ def try_plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
         with contextlib.redirect_stdout(sys.stderr):  # what a user's code prints is no finding
             run = build_plan(words).run
     except ConfigurationError as wrong:
-        return None, [problem_finding(str(problem)) for problem in wrong.problems]
+        return None, [
+            error("plan", str(replace(problem, fix="")), problem.fix or CHANGE_IT)
+            for problem in wrong.problems
+        ]
     roles = ", ".join(run.recipe.roles)
     return run, [
         ok(
@@ -54,19 +63,6 @@ def try_plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
             "policies",
         )
     ]
-
-
-def problem_finding(problem: str) -> Finding:
-    """Returns a problem of the plan as an error; the text after its last semicolon is the fix."""
-    text, _, fix = problem.rpartition("; ")
-    return error(
-        "plan",
-        text or fix,
-        fix
-        if text
-        else "change it in the recipe (openrlhf docs recipes) or on the command line (openrlhf "
-        "docs flags)",
-    )
 
 
 def uses_hub_models(run: Run | None) -> bool:

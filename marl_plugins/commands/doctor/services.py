@@ -20,13 +20,8 @@ def check_trackers(logger: Any) -> list[Finding]:
         logger: The run's `--logger` flags, or None.
     """
     findings = []
-    uses_tensorboard, uses_wandb = (
-        bool(logger and value)
-        for value in (
-            getattr(logger, "tensorboard_dir", None),
-            getattr(getattr(logger, "wandb", None), "key", None),
-        )
-    )
+    uses_tensorboard = bool(logger and logger.tensorboard_dir)
+    uses_wandb = bool(logger and logger.wandb.key)
     if find_spec("tensorboard"):
         findings.append(ok("tensorboard", "installed: --logger.tensorboard_dir FOLDER"))
     else:

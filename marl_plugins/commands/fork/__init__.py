@@ -42,7 +42,7 @@ def make_parser() -> UpstreamParser:
     add("--task", metavar="ID", help="the task's id")
     add("--sample", type=at_least(0), default=0, metavar="N", help="the task's sample, from 0")
     add("--evaluations", action="store_true", help="of the evaluation after the step")
-    what = parser.add_mutually_exclusive_group()
+    what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--action", metavar="ROLE.N", help="a role's N-th action, from 1; or an action's path"
     )
@@ -105,9 +105,7 @@ def check(options: argparse.Namespace) -> None:
         ConfigurationError: They are not.
     """
     one = options.action or options.all
-    if not one and options.scan is None:
-        wrong = "expected --action ROLE.N, --all or --scan N"
-    elif one and (options.step is None or options.task is None):
+    if one and (options.step is None or options.task is None):
         wrong = "an action is named with its trajectory: --step N --task ID [--sample N]"
     elif one and options.step[0] != options.step[1]:
         wrong = "one trajectory is of one step: --step N"

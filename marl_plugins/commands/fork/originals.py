@@ -18,7 +18,7 @@ from marl_plugins import hookimpl
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.exchange import AnswerWords, RefusedRecord
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.run import Run
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import (
@@ -51,27 +51,15 @@ def chosen(options: argparse.Namespace) -> list[Choice]:
     reader = RunReader(options.run)
     if options.scan:
         return scanned(reader, options)
-    mine = list(recorded(reader, options.step, options.evaluations))
-    tasks = {t.task.id: t for t in mine}
-    if options.task not in tasks:
-        what = "evaluation after step" if options.evaluations else "step"
-        got = f"{what} {options.step[0]} has no task {options.task!r}"
-        fix = meant(options.task, tasks) or f"it has --task {next(iter(tasks), '')}"
-        if not tasks:
-            got, fix = f"there is no record of {what} {options.step[0]}", "openrlhf inspect RUN"
-        raise ConfigurationError(Problem("fork.record", HERE, got, fix=fix))
+    mine = recorded(reader, options.step, options.evaluations)
     own_last = sorted(mine, key=lambda t: not t.origin)
-    samples = {t.sample: t for t in own_last if t.task.id == options.task}
-    if options.sample not in samples:
-        raise ConfigurationError(
-            Problem(
-                "fork.record",
-                HERE,
-                f"there is no sample {options.sample}",
-                fix=f"one of {list(samples)}",
-            )
-        )
-    trajectory = samples[options.sample]
+    named_so = [t for t in own_last if (t.task.id, t.sample) == (options.task, options.sample)]
+    if not named_so:
+        what = "evaluation after step" if options.evaluations else "step"
+        got = f"{what} {options.step[0]} has no task {options.task!r} with sample {options.sample}"
+        fix = "openrlhf inspect RUN lists what there is"
+        raise ConfigurationError(Problem("fork.record", HERE, got, fix=fix))
+    trajectory = named_so[-1]
     why = unforkable(trajectory)
     if trajectory.outcome is None:
         why = why or "has no outcome that forks could change"

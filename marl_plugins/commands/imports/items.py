@@ -8,14 +8,12 @@ have any name; metadata is a nested object, or a string that holds one, and is f
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.files import json_value
-from marl_plugins.core.problems import Problem, Where, at, first_of
-from marl_plugins.core.recipe.tasks import as_text, choose_fields
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.recipe.tasks import tasks_of
 from marl_plugins.core.recipe.texts import read_text
 
 METADATA = ("metadata", "extra_info")
@@ -39,34 +37,23 @@ def read_items(
     Raises:
         ConfigurationError: Every broken item.
     """
-    rows = _rows(path)
+    problems: list[Problem] = []
+    rows = _rows(path, problems)
     columns = rows[0][1] if rows and isinstance(rows[0][1], dict) else {}
-    fields = choose_fields(
-        columns,
+    tasks = tasks_of(
+        rows,
+        path,
         input_key if input_key in columns else None,
         label_key if label_key in columns else None,
+        problems,
+        numbered=True,
     )
-    key, label = fields.prompt, fields.label
-    problems: list[Problem] = []
     items: list[dict[str, Any]] = []
-    for where, row in rows:
-        prompt = as_text(row.get(key)) if isinstance(row, dict) else None
-        if not isinstance(prompt, str) or not prompt.strip():
-            problems.append(Problem("imports.no_text", where, f"no text under {key!r}"))
-            continue
-        item = {"prompt": prompt}
-        if label is not None and row.get(label) is not None:
-            item["answer"] = row[label]
-        rest = _flattened({k: v for k, v in row.items() if k not in (key, label)}, metadata_key)
-        items.append(item | rest | item)
-    without = sum("answer" not in item for item in items)
-    if 0 < without < len(items):
-        got = f"{without} of {len(items)} items have no label ({label})"
-        problems.append(Problem("imports.no_label", at(file=path), got))
-    if not rows:
-        problems.append(Problem("imports.no_items", at(file=path), "has no items"))
-    if problems:
-        raise ConfigurationError(first_of(problems, str(path)))
+    for task in tasks:
+        item = {"prompt": task.prompt}
+        if task.label is not None:
+            item["answer"] = task.label
+        items.append(item | _flattened(dict(task.metadata), metadata_key) | item)
     return items
 
 
@@ -79,46 +66,36 @@ def _flattened(row: dict[str, Any], metadata_key: str | None) -> dict[str, Any]:
     return row
 
 
-def _rows(path: Path) -> list[tuple[Where, Any]]:
+def _rows(path: Path, problems: list[Problem]) -> list[tuple[str, Any]]:
     """The items of one JSON value (a list, or an object with one list in it), else one object per
-    line."""
+    line; each with its place."""
     text = read_text(path)
     try:
-        whole = json_value(text.encode())
+        whole = json.loads(text)
     except json.JSONDecodeError:
-        return _lines(path, text)
-    except ValueError as error:
-        problem = Problem("imports.unreadable", at(file=path), f"cannot be read: {error}")
-        raise ConfigurationError(problem) from None
+        return list(_lines(path, text, problems))
     if isinstance(whole, dict):
         lists = [value for value in whole.values() if isinstance(value, list)]
-        whole = lists[0] if len(lists) == 1 else [whole]
-    if not isinstance(whole, list):
-        expected = "a list of items, or one item per line"
-        problem = Problem("imports.items", at(file=path), f"{whole!r:.80}", expected)
-        raise ConfigurationError(problem)
-    return [(at(file=path, name=f"item {n}"), row) for n, row in enumerate(whole, 1)]
+        whole = lists[0] if len(lists) == 1 else whole
+    items = whole if isinstance(whole, list) else [whole]
+    return [(f"{path}: item {number}", item) for number, item in enumerate(items, 1)]
 
 
-def _lines(path: Path, text: str) -> list[tuple[Where, Any]]:
-    rows, problems = list[tuple[Where, Any]](), list[Problem]()
+def _lines(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
-        where = at(line=f"{path}:{number}")
         if line.strip():
             try:
-                rows.append((where, json_value(line.encode())))
-            except ValueError as error:
+                yield f"{path}:{number}", json.loads(line)
+            except json.JSONDecodeError as error:
+                where = at(line=f"{path}:{number}")
                 problems.append(Problem("imports.not_json", where, f"not JSON: {error}"))
-    if problems:
-        raise ConfigurationError(first_of(problems, str(path)))
-    return rows
 
 
 def _object(value: Any) -> dict[str, Any] | None:
     if isinstance(value, str):
         try:
-            value = json_value(value.encode())
-        except ValueError:
+            value = json.loads(value)
+        except json.JSONDecodeError:
             return None
     return value if isinstance(value, dict) else None
 

@@ -112,16 +112,11 @@ def parse(text: str, path: Path, key: Key, origins: Origins, first_line: int = 1
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         built = build(node, path, key, own, yaml.SafeLoader("")) if node else None
-    except yaml.MarkedYAMLError as error:
-        line = (error.problem_mark.line if error.problem_mark else 0) + first_line
-        got = f"cannot be read: {error.problem}"
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = (mark.line if mark else 0) + first_line
+        got = f"cannot be read: {getattr(error, 'problem', error)}"
         _refuse(Problem("imports.unreadable", at(line=f"{path}:{line}"), got))
-    except yaml.reader.ReaderError as error:
-        got = f"cannot be read: a control character, {error.character:#x}"
-        _refuse(Problem("imports.unreadable", at(file=path), got))
-    except RecursionError:
-        got = "cannot be read: a value contains itself (`&x [*x]`), or is nested too deeply"
-        _refuse(Problem("imports.unreadable", at(file=path), got))
     for its_key, (file, line) in own.lines.items():
         origins.lines[its_key] = (file, line + first_line - 1)
     return built
@@ -196,22 +191,16 @@ def _v2_flags(source: ImportSource, words: list[Word]) -> None:
             flags.append((Word(name, word.line), [Word(inline, word.line)] if equals else []))
         elif flags:
             flags[-1][1].append(word)
-        else:
-            where = at(line=f"{source.path}:{word.line}")
-            _refuse(Problem("imports.flag", where, f"{word.text!r:.80}", "a flag"))
     for flag, values in flags:
         name = flag.text
         source.origins.lines[name,] = (source.path, flag.line)
         if name in JSON_FLAGS:
-            if not values:
-                where = at(line=f"{source.path}:{flag.line}", flag=name)
-                _refuse(Problem("imports.no_value", where, "has no value", fix="JSON is expected"))
             several = name == "agents"
             parsed = [
                 _json(source, value, (name, str(number)) if several else (name,))
                 for number, value in enumerate(values)
             ]
-            source.settings[name] = parsed if several else parsed[0] or {}
+            source.settings[name] = parsed if several else next(iter(parsed), None) or {}
         else:
             scalars = [scalar(value.text) for value in values] or [True]
             source.settings[name] = scalars[0] if len(scalars) == 1 else scalars
@@ -246,17 +235,9 @@ def _overrides(source: ImportSource, words: list[Word]) -> None:
             _refuse(
                 Problem("imports.override", where, f"{word.text!r:.80}", "key=value", "delete it")
             )
-        inner: Any = source.settings
+        inner = source.settings
         for part in path[:-1]:
-            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
-        if not isinstance(inner, dict):
-            _refuse(
-                Problem(
-                    "imports.override",
-                    where + at(key=key),
-                    "it is inside a value that is not settings",
-                )
-            )
+            inner = inner.setdefault(part, {})
         inner[path[-1]] = (
             parse(value, source.path, path, source.origins, word.line) if value else None
         )

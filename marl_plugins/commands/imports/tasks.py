@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,11 +42,10 @@ EVALUATION_FLAGS = ("eval.steps", "eval.temperature", "eval.n_samples_per_prompt
 
 @dataclass(frozen=True)
 class Tasks:
-    """Items for training and held-out items, in our layout, and the file of the first."""
+    """Items for training and held-out items, in our layout."""
 
     train: Sequence[dict[str, Any]]
     held_out: Sequence[dict[str, Any]]
-    train_file: Path
 
 
 def read_grader(
@@ -99,7 +97,7 @@ def read_tasks(
         report.note(f"data/eval.jsonl: {removed} items are trained on too and were left out of it")
     if not held_out:
         report.note("no held-out tasks: evaluations have nothing to count (--eval-data FILE)")
-    return Tasks(items, held_out, train)
+    return Tasks(items, held_out)
 
 
 def _find_evaluations(source: ImportSource, report: Report) -> list[Path]:
@@ -152,20 +150,8 @@ def data_files(tasks: Tasks, report: Report) -> dict[str, str]:
     return {**files, "tasks.py": TASKS}
 
 
-def fit_flags(tasks: Tasks, flags: dict[str, Any], report: Report) -> None:
-    """Leaves out the flags of evaluations without tasks, and checks that the training data fills at
-    least one optimiser step."""
+def fit_flags(tasks: Tasks, flags: dict[str, Any]) -> None:
+    """Leaves out the flags of evaluations without tasks."""
     if not tasks.held_out:
         for flag in EVALUATION_FLAGS:
             flags.pop(flag, None)
-    count = min(len(tasks.train), flags.get("data.max_samples", math.inf))
-    samples, batch = flags.get("rollout.n_samples_per_prompt", 1), flags.get("train.batch_size", 1)
-    if count * samples < batch:
-        got = (
-            f"{count} tasks x {samples} samples are fewer than the {batch} trajectories of "
-            "train_batch_size"
-        )
-        fix = (
-            "give more data (--train-data FILE), or lower train_batch_size in a copy of the source"
-        )
-        report.problem(Problem("imports.too_few", at(file=tasks.train_file), got, fix=fix))

@@ -125,7 +125,7 @@ def convert(path: Path, request: ImportRequest) -> ImportResult:
     if data is not None:
         recipe["tasks"] = "tasks.py"
         files |= tasks.data_files(data, report)
-        tasks.fit_flags(data, recipe["flags"], report)
+        tasks.fit_flags(data, recipe["flags"])
     report.raise_problems()
     files["tiny.yaml"] = tiny_yaml(recipe)
     files["recipe.yaml"] = yaml.safe_dump(recipe, sort_keys=False, width=120, allow_unicode=True)

@@ -121,9 +121,7 @@ def show(options: argparse.Namespace, run: RunReader, query: Query) -> int:
         from marl_plugins.commands.inspect.inspect_log import write_log
 
         print(write_log(run, query, options.to, options.most))
-    elif options.json:
-        print_json(run, query)
-    elif options.full or not sys.stdout.isatty():
+    elif options.json or options.full or not sys.stdout.isatty():
         print_list(options, run, query)
     else:
         from marl_plugins.commands.inspect.terminal import browse
@@ -132,22 +130,8 @@ def show(options: argparse.Namespace, run: RunReader, query: Query) -> int:
     return 0
 
 
-def print_json(run: RunReader, query: Query) -> None:
-    """Prints trajectories as they come, each as what the page shows of it."""
-    from marl_plugins.commands.inspect.index import texts_of
-    from marl_plugins.commands.inspect.shown import trajectory_values
-
-    printed = False
-    for trajectory in run.trajectories(query.wanted):
-        if query.find is None or any(map(query.find.search, texts_of(trajectory))):
-            printed = True
-            print(json.dumps(trajectory_values(trajectory)))
-    if not printed:
-        raise nothing_found(run, query)
-
-
 def print_list(options: argparse.Namespace, run: RunReader, query: Query) -> None:
-    """Prints a line, or everything, of each trajectory."""
+    """Prints a line, everything, or what the page shows as JSON, of each trajectory."""
     from rich.console import Console
 
     from marl_plugins.commands.inspect.index import RunIndex
@@ -157,6 +141,10 @@ def print_list(options: argparse.Namespace, run: RunReader, query: Query) -> Non
     index = RunIndex(run, query.wanted, query.find)
     if not index.entries:
         raise nothing_found(run, query)
+    if options.json:
+        for entry in index.entries:
+            print(json.dumps(trajectory_values(index.open(entry))))
+        return
     if options.full:
         console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         for entry in index.entries:

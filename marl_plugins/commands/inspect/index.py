@@ -20,7 +20,7 @@ from marl_plugins.core.files import json_value, open_file
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import inert
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.engine.records.read import Filter, Record, RunReader, records
+from marl_plugins.engine.records.read import Filter, RunReader, records
 from marl_plugins.engine.records.trajectory_record import check_schema, from_record
 
 
@@ -160,13 +160,6 @@ def entry_of(value: Any) -> Entry:
     return entry
 
 
-def placed(record: Record[Entry], file: int) -> Entry:
-    """Returns the entry of a record, which knows then where its line is."""
-    entry = record.value
-    entry.file, entry.offset, entry.length = file, record.start, record.end - record.start
-    return entry
-
-
 class RunIndex:
     """The trajectories of a run that are wanted.
 
@@ -187,7 +180,12 @@ class RunIndex:
         for number, (path, part) in enumerate(self.run.parts(selection)):
             self.files.append(path)
             for record in records(path, entry_of, part, decode):
-                entry = placed(record, number)
+                entry = record.value
+                entry.file, entry.offset, entry.length = (
+                    number,
+                    record.start,
+                    record.end - record.start,
+                )
                 if selection.has_trajectory(entry) and (find is None or self.contains(entry, find)):
                     yield entry
 
@@ -203,15 +201,10 @@ class RunIndex:
             with open_file(path) as file:
                 file.seek(entry.offset)
                 return from_record(json_value(file.read(entry.length)))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            why = (
-                str(error)
-                if isinstance(error, OSError | ValueError)
-                else f"it has another form: {error!r}"
-            )
+        except (OSError, ValueError) as error:
             got = (
                 f"step {entry.step}, task {inert(entry.name)}, sample {entry.sample} cannot be "
-                f"read: {inert(why)}"
+                f"read: {inert(str(error))}"
             )
             raise ConfigurationError(Problem("records.form", at(file=path), got)) from None
 

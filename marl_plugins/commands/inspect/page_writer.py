@@ -20,21 +20,20 @@ import hashlib
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from marl_plugins.commands.inspect.index import Entry, RunIndex
-from marl_plugins.commands.inspect.panels import side_by_side
 from marl_plugins.commands.inspect.query import Query, nothing_found
 from marl_plugins.commands.inspect.replacement import replacing
 from marl_plugins.commands.inspect.sampling import sampled, share_text
 from marl_plugins.commands.inspect.shown import finite, trajectory_values
-from marl_plugins.commands.inspect.tokens import TokenTexts
 from marl_plugins.core.redaction import encodable
 from marl_plugins.core.trajectory import Action
-from marl_plugins.engine.records.panels import panels_of
+from marl_plugins.engine.records.panels import Panel, panels_of
 from marl_plugins.engine.records.read import RunReader
+from marl_plugins.engine.records.tokenizers import recorded_tokenizer
 
 FOLDER = Path(__file__).with_name("page")
 BLOCK_TRAJECTORIES = 64
@@ -98,6 +97,47 @@ def write_comparison(a: Side, b: Side, file: Path) -> str:
     return f"{file}: {len(a.entries):,} pairs, {file.stat().st_size / 2**20:.1f} MB"
 
 
+def side_by_side(
+    runs: Sequence[Sequence[Mapping[str, Any]]], names: Sequence[str], panels: Iterable[Panel]
+) -> tuple[list[dict[str, Any]], list[Panel]]:
+    """Draws the same panels for several runs: their metrics by step as one, and each line once for
+    each run that has it.
+
+    Args:
+        runs: The metrics of each run.
+        names: Short names of the runs, which begin the labels of their lines.
+    """
+    steps: dict[int, dict[str, Any]] = {}
+    for name, metrics in zip(names, runs, strict=True):
+        for line in metrics:
+            merged = steps.setdefault(line["step"], {"step": line["step"]})
+            merged |= {
+                f"{name} {metric}": value for metric, value in line.items() if metric != "step"
+            }
+    known = {
+        metric for line in steps.values() for metric, value in line.items() if value is not None
+    }
+    drawn = []
+    for panel in panels:
+        lines = {
+            f"{name} {label}".strip(): f"{name} {metric}"
+            for label, metric in panel.lines.items()
+            for name in names
+            if f"{name} {metric}" in known
+        }
+        bands = [(f"{name} {low}", f"{name} {high}") for low, high in panel.bands for name in names]
+        if lines:
+            drawn.append(
+                replace(
+                    panel,
+                    lines=lines,
+                    bands=[band for band in bands if band[0] in known],
+                    crosses={},
+                )
+            )
+    return [steps[step] for step in sorted(steps)], drawn
+
+
 def write(file: Path, parts: Iterable[str]) -> None:
     """Writes a file of parts, such that an earlier one stays until all of it is there.
 
@@ -130,7 +170,7 @@ def pieces(sides: Sequence[Side], values: Mapping[str, Any]) -> Iterator[str]:
     table: dict[str, int] = {}
     reasons = []
     for number, side in enumerate(sides):
-        tokens = Tokens(TokenTexts(side.index.run.folder), table)
+        tokens = Tokens(side.index.run.folder, table)
         for n in range(0, len(side.entries), BLOCK_TRAJECTORIES):
             trajectories = [
                 side.index.open(entry) for entry in side.entries[n : n + BLOCK_TRAJECTORIES]
@@ -140,7 +180,7 @@ def pieces(sides: Sequence[Side], values: Mapping[str, Any]) -> Iterator[str]:
             yield data(
                 f"k{name}", [[tokens.of(action) for action in t.actions] for t in trajectories]
             )
-        reasons.append(tokens.texts.reason)
+        reasons.append(tokens.reason)
     yield data("texts", list(table))
     yield data(
         "index", {**values, "no_tokens": "" if table else reasons[0] or "nothing was sampled"}
@@ -160,28 +200,63 @@ def _hash(text: str) -> str:
 
 
 class Tokens:
-    """The tokens of a page's actions, whose texts are in one table.
+    """The tokens of the actions of a page, whose texts are in one table.
+
+    A byte-level token may be a part of a character: its text is then U+FFFD, and the action's text
+    says what it was.
 
     Args:
-        texts: Where token ids get their texts.
+        folder: The run's, with its tokenizers.
         table: The number of each text; grows.
     """
 
-    def __init__(self, texts: TokenTexts, table: dict[str, int]):
-        self.texts = texts
+    def __init__(self, folder: Path, table: dict[str, int]):
+        self.folder = folder
         self.table = table
+        self.reason = ""
+        """Why there are no texts; empty where there are."""
+        self._tokenizers: dict[str, Any] = {}
+        self._numbers: dict[tuple[str, int], int] = {}
 
     def of(self, action: Action) -> dict[str, Any]:
         """Returns numbers in the table of texts (t), the engine's (e) and the trainer's (r)
         log-probs and the advantages (a)."""
-        texts = self.texts.of(action.policy, action.generation.ids)
         uneven = len(set(action.advantages)) > 1
         return {
-            "t": [self.table.setdefault(text, len(self.table)) for text in texts or ()],
+            "t": self._texts(action.policy, action.generation.ids),
             "e": _rounded(action.generation.logprobs),
             "r": _rounded(action.trainer_logprobs),
             "a": _rounded(action.advantages) if uneven else finite(action.advantage),
         }
+
+    def _texts(self, policy: str, ids: Sequence[int]) -> list[int]:
+        """The numbers of the texts of a policy's ids; none where its tokenizer is not known."""
+        if policy not in self._tokenizers:
+            self._tokenizers[policy] = self._load(policy)
+        tokenizer = self._tokenizers[policy]
+        if tokenizer is None:
+            return []
+        for token in ids:
+            if (policy, token) not in self._numbers:
+                text = tokenizer.decode([token], skip_special_tokens=False)
+                self._numbers[policy, token] = self.table.setdefault(text, len(self.table))
+        return [self._numbers[policy, token] for token in ids]
+
+    def _load(self, policy: str) -> Any:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            self.reason = "texts of tokens need the package tokenizers"
+            return None
+        text = recorded_tokenizer(self.folder, policy)
+        if text is None:
+            self.reason = f"the run has left no tokenizer of policy {policy}"
+            return None
+        try:
+            return Tokenizer.from_str(text)
+        except Exception as error:  # the package raises its own bare kind
+            self.reason = f"the tokenizer of policy {policy} cannot be read: {error}"
+            return None
 
 
 def _rounded(values: Sequence[float]) -> list[float | None]:

@@ -17,7 +17,7 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import Number, Range, score_range, step_range
 from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.redaction import inert
-from marl_plugins.engine.records.read import EVERYTHING, Filter, RunReader, name_meant
+from marl_plugins.engine.records.read import EVERYTHING, Filter, RunReader
 
 number_range = Range(Number(), -math.inf, math.inf, "numbers being finite")
 """The type of --advantage."""
@@ -38,35 +38,29 @@ class QueryTerm(NamedTuple):
     """A term of a query.
 
     Args:
-        field: Name in `Filter`; empty for `find`.
         parse: Makes the value of a word; raises ValueError or argparse.ArgumentTypeError.
     """
 
-    field: str
     parse: Callable[[str], Any]
     metavar: str
     help: str
 
 
 TERMS: Mapping[str, QueryTerm] = {
-    "step": QueryTerm("steps", step_range, "A:B", "steps A to B only, both included"),
-    "task": QueryTerm("task", str, "ID", "of one task"),
-    "sample": QueryTerm(
-        "sample", Number(int, least=0), "N", "the task's sample of this number, from 0"
-    ),
-    "role": QueryTerm("role", str, "ROLE", "in which a role acted"),
-    "policy": QueryTerm("policy", str, "POLICY", "in which a policy acted"),
-    "outcome": QueryTerm("outcome", score_range, "A:B", "whose outcome is from A to B"),
-    "score": QueryTerm("score", score_range, "A:B", "with an action whose score is from A to B"),
+    "step": QueryTerm(step_range, "A:B", "steps A to B only, both included"),
+    "task": QueryTerm(str, "ID", "of one task"),
+    "sample": QueryTerm(Number(int, least=0), "N", "the task's sample of this number, from 0"),
+    "role": QueryTerm(str, "ROLE", "in which a role acted"),
+    "policy": QueryTerm(str, "POLICY", "in which a policy acted"),
+    "outcome": QueryTerm(score_range, "A:B", "whose outcome is from A to B"),
+    "score": QueryTerm(score_range, "A:B", "with an action whose score is from A to B"),
     "advantage": QueryTerm(
-        "advantage", number_range, "A:B", "with an action whose mean advantage is from A to B"
+        number_range, "A:B", "with an action whose mean advantage is from A to B"
     ),
-    "failure": QueryTerm("failure", str, "KIND", "that failed or were lost in this way"),
-    "left_out": QueryTerm(
-        "left_out", str, "REASON", "with an action left out of training for this reason"
-    ),
+    "failure": QueryTerm(str, "KIND", "that failed or were lost in this way"),
+    "left_out": QueryTerm(str, "REASON", "with an action left out of training for this reason"),
     "find": QueryTerm(
-        "", pattern, "TEXT", "in whose texts a regular expression is found, whatever its case"
+        pattern, "TEXT", "in whose texts a regular expression is found, whatever its case"
     ),
 }
 """By name; what is asked of actions (role, policy, score, advantage, left_out) is asked of one and
@@ -108,10 +102,10 @@ def query_of(words: Mapping[str, str], base: Filter = EVERYTHING) -> Query:
         except (ValueError, argparse.ArgumentTypeError) as error:
             problems.append(Problem("viewer.value", at(key=name), str(error)))
             continue
-        if TERMS[name].field:
-            values[TERMS[name].field] = value
-        else:
+        if name == "find":
             find = value
+        else:
+            values["steps" if name == "step" else name] = value
     if problems:
         raise ConfigurationError(problems)
     return Query(replace(base, **values), find, dict(words))
@@ -145,7 +139,6 @@ def nothing_found(run: RunReader, query: Query) -> ConfigurationError:
     asked = " ".join(f"--{name} {word}" for name, word in query.words.items())
     got = f"no trajectory matches {inert(asked)}" if asked else "holds no trajectories"
     fix = "leave out a filter, or see `openrlhf inspect RUN` for what there is" if asked else ""
-    fix = name_meant(run, query.wanted) or fix
     return ConfigurationError(
         Problem("viewer.nothing", at(file=run.file or run.folder), got, fix=fix)
     )

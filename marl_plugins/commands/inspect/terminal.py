@@ -3,6 +3,7 @@ one of them as a tree."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.segment import Segment
@@ -19,7 +20,6 @@ from textual.strip import Strip
 from textual.widgets import Footer, Input, Static, Tree
 from textual.widgets.tree import TreeNode
 
-from marl_plugins.commands.inspect.follow import RunFollower
 from marl_plugins.commands.inspect.index import Entry, RunIndex
 from marl_plugins.commands.inspect.query import TERMS, Query, query_of, terms_of
 from marl_plugins.commands.inspect.shown import trajectory_values
@@ -163,9 +163,19 @@ class Browser(App[None]):
     def __init__(self, run: RunReader, query: Query, follow: bool = False):
         super().__init__()
         self.run_reader, self.base = run, Filter(split=query.wanted.split, received=True)
+        self.follows = follow
+        self.look(query)
+
+    def look(self, query: Query) -> None:
+        """Reads what is asked for."""
+        self.seen = self.written(query)
+        self.index = RunIndex(self.run_reader, query.wanted, query.find)
         self.asked = query
-        self.index = RunIndex(run, query.wanted, query.find)
-        self.follower = RunFollower(self.index, query) if follow else None
+
+    def written(self, query: Query) -> dict[Path, int]:
+        """Returns when the files of what is asked for were last written."""
+        paths = [path for path, _ in self.run_reader.parts(query.wanted)]
+        return {path: path.stat().st_mtime_ns for path in paths if path.exists()}
 
     def compose(self) -> ComposeResult:
         yield Static(HEADER, id="head", markup=False)
@@ -176,7 +186,7 @@ class Browser(App[None]):
 
     def on_mount(self) -> None:
         self.say()
-        if self.follower:
+        if self.follows:
             self.set_interval(FOLLOW_SECONDS, self.follow)
 
     def say(self, problem: str = "") -> None:
@@ -198,11 +208,7 @@ class Browser(App[None]):
             self.push_screen(TrajectoryScreen(trajectory_values(trajectory)))
 
     def action_neighbour(self, by: int) -> None:
-        listed = (
-            self.query_one(TrajectoryList)
-            if len(self.screen_stack) == 1
-            else self.screen_stack[0].query_one(TrajectoryList)
-        )
+        listed = self.screen_stack[0].query_one(TrajectoryList)
         listed.action_move(by)
         self.pop_screen()
         self.open(listed.cursor)
@@ -219,13 +225,10 @@ class Browser(App[None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         try:
-            asked = query_of(terms_of(event.value), self.base)
-            index = RunIndex(self.run_reader, asked.wanted, asked.find)
-            self.follower = RunFollower(index, asked) if self.follower else None
+            self.look(query_of(terms_of(event.value), self.base))
         except ConfigurationError as error:
             self.say(said(error))
             return
-        self.asked, self.index = asked, index
         self.query_one(TrajectoryList).show(self.index.entries)
         self.action_leave_filter()
         self.say()
@@ -233,7 +236,8 @@ class Browser(App[None]):
     def follow(self) -> None:
         """Shows what the run has added; a run that can no longer be read stays as it was."""
         try:
-            if self.follower and self.follower.update(self.asked):
+            if self.written(self.asked) != self.seen:
+                self.look(self.asked)
                 self.screen_stack[0].query_one(TrajectoryList).show(self.index.entries)
                 self.say()
         except ConfigurationError as error:

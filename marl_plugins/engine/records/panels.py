@@ -5,7 +5,7 @@ One list for `curves.png` (engine/records/curves.py) and for the page of `openrl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -85,9 +85,10 @@ class Panel:
 def panels_of(metrics: Metrics, roles: Sequence[str]) -> list[Panel]:
     """Chooses the panels for which a run has numbers."""
     steps = [m for m in metrics if m["step"] > 0]
+    # those that are named like roles as these are, so that both have the same colour
     policies = sorted(
         {name.split("/")[1] for m in steps for name in m if name.startswith("policy/")},
-        key=_place(roles),
+        key=lambda policy: (roles.index(policy) if policy in roles else len(roles), policy),
     )
 
     def by(names: Sequence[str], form: str) -> dict[str, str]:
@@ -153,11 +154,6 @@ def outcome_panel(metrics: Metrics) -> Panel:
         {f"{lost} lost": "eval/lost"},
         (0.0, 1.0),
     )
-
-
-def _place(roles: Sequence[str]) -> Callable[[str], tuple[int, str]]:
-    """Sorts policies that are named like roles as these are, so that both have the same colour."""
-    return lambda policy: (list(roles).index(policy) if policy in roles else len(roles), policy)
 
 
 def panels_of_plugins(steps: Metrics) -> dict[str, dict[str, str]]:

@@ -4,7 +4,6 @@ a line, or was resumed.
     records      the lines of one file, each as a value; a last line that is half written is left
                  out
     RunReader    a run's folder: metrics, ledgers, trajectories and actions, with a `Filter`
-    Tail         what a run in progress has added to a file since the last look
 
 Lines are read one at a time, and those of other steps are not parsed, so a long run needs no more
 memory than a short one.
@@ -14,21 +13,19 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, open_file
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.core.problems import Problem, at, first_of, meant
+from marl_plugins.core.problems import Problem, at, first_of
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.engine.records.trajectory_record import from_record
 
@@ -220,7 +217,7 @@ def records(
         try:
             stated = STEP.match(line)
             value: Any = None
-            if stated is None or len(stated[1]) > 15:
+            if stated is None:
                 value = _object(line)
                 step = _step_of(value)
             else:
@@ -258,26 +255,7 @@ def records(
                 )
         seen.add(same)
     if problems:
-        raise ConfigurationError(first_of(_by_wording(problems), path))
-
-
-def _by_wording(problems: Sequence[Problem]) -> list[Problem]:
-    """Returns the first of the problems with the form of several lines that say the same, with the
-    number of the others.
-
-    A damaged line is named in any case: it has to be removed.
-    """
-    alike: dict[object, list[Problem]] = {}
-    for problem in problems:
-        alike.setdefault(
-            problem.got if problem.code == "records.form" else problem.where, []
-        ).append(problem)
-    return [
-        replace(first, got=f"{first.got} (and {len(others)} more lines)", count=1 + len(others))
-        if others
-        else first
-        for first, *others in alike.values()
-    ]
+        raise ConfigurationError(first_of(problems, path))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
@@ -350,10 +328,10 @@ class RunReader:
         Step 0 is the evaluation before the first. Without a file there are none.
 
         Raises:
-            ConfigurationError: The file cannot be read, or a line of it has no metrics.
+            ConfigurationError: The file cannot be read, or a line of it is no record.
         """
         path = self.folder / METRICS
-        return [record.value for record in records(path, _metrics)] if path.exists() else []
+        return [record.value for record in records(path, dict)] if path.exists() else []
 
     def has_finished(self, policies: Iterable[str], steps: int) -> bool:
         """Returns whether the run has been trained to the end of so many steps, the weights of the
@@ -369,7 +347,7 @@ class RunReader:
         metrics = self.metrics()
         return bool(metrics) and int(metrics[-1]["step"]) >= steps
 
-    def ledgers(self, steps: Steps = ALL_STEPS) -> Iterator[Ledger]:
+    def ledgers(self) -> Iterator[Ledger]:
         """Yields the ledger of every step. Without a file there are none.
 
         Raises:
@@ -377,7 +355,7 @@ class RunReader:
         """
         path = self.folder / LEDGER
         if path.exists():
-            yield from (record.value for record in records(path, Ledger.from_record, Filter(steps)))
+            yield from (record.value for record in records(path, Ledger.from_record))
 
     def trajectories(self, selection: Filter = EVERYTHING) -> Iterator[Trajectory]:
         """Yields the trajectories that are wanted, by step and in the order of their tasks.
@@ -429,102 +407,3 @@ class RunReader:
         yield self.folder / EVALUATIONS, replace(selection, steps=(first, before))
         if step is not None:
             yield last, selection
-
-
-NAMED_AMONG = 1000
-"""Actions among which the roles and policies of a run are looked for."""
-
-
-def name_meant(run: RunReader, selection: Filter) -> str:
-    """Returns what to do about a role or policy that the run does not have; empty where it has
-    what is asked for."""
-    everything = Filter(split=selection.split, received=selection.received)
-    actions = [action for _, action in islice(run.actions(everything), NAMED_AMONG)]
-    asked = (
-        (selection.role, {action.role for action in actions}),
-        (selection.policy, {action.policy for action in actions}),
-    )
-    return next((meant(name, names) for name, names in asked if name and name not in names), "")
-
-
-def _metrics(value: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of a step, as they are recorded.
-
-    Raises:
-        ValueError: One is no finite number, or an evaluation's is missing.
-    """
-    for name, number in value.items():
-        if not (number is None or _is_number(number)):
-            raise ValueError(f"expected a number as {name}, got {reprlib.repr(number)}")
-    evaluated = ("eval/tasks", "eval/lost")
-    if value.keys() & set(evaluated) and (
-        missing := [name for name in evaluated if value.get(name) is None]
-    ):
-        raise ValueError(f"an evaluation without {missing[0]}")
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return False
-
-
-class FileTail(Generic[T]):
-    """Reads what a run in progress adds to a file.
-
-    Args:
-        path: The file, which need not exist yet.
-        form: As of `records`.
-    """
-
-    def __init__(self, path: Path, form: Callable[[dict[str, Any]], T]):
-        self.path, self.form = path, form
-        self._start = self._end = self._number = 0
-        self._last = b""
-
-    def read(self) -> tuple[bool, list[Record[T]]]:
-        """Returns the records since the last call, and first whether those of earlier calls no
-        longer hold.
-
-        A resumed run cuts its records back, and an evaluation replaces a file: then all records of
-        the file are returned again. A line is returned once its line feed is there.
-
-        Raises:
-            ConfigurationError: A line is damaged or of another form, or the file cannot be read.
-        """
-        try:
-            with open_file(self.path) as file:
-                again = bool(self._end) and not self._holds(file)
-                if again:
-                    self._start = self._end = self._number = 0
-                file.seek(self._end)
-                return again, list(self._added(file))
-        except FileNotFoundError:
-            again, self._start, self._end, self._number = bool(self._end), 0, 0, 0
-            return again, []
-        except OSError as error:
-            raise ConfigurationError(_unreadable(self.path, error)) from None
-
-    def _holds(self, file: IO[bytes]) -> bool:
-        """Returns whether the last line that was read is still where it was."""
-        if os.fstat(file.fileno()).st_size < self._end:
-            return False
-        file.seek(self._start)
-        return file.read(self._end - self._start) == self._last
-
-    def _added(self, file: IO[bytes]) -> Iterator[Record[T]]:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            number, start, end = self._number + 1, self._end, self._end + len(line)
-            try:
-                value = _object(line)
-                record = Record(
-                    f"{self.path}:{number}", end, _step_of(value), self.form(value), start
-                )
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ConfigurationError(_unusable(self.path, number, str(error))) from None
-            self._number, self._start, self._end, self._last = number, start, end, line
-            yield record

@@ -9,34 +9,18 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from marl_plugins.core.ledger import LONGEST_DETAIL_CHARS
 from marl_plugins.engine.records.read import Filter, RunReader
 
 
-@dataclass(frozen=True)
-class Reason:
-    """One kind of failure, or one reason for which actions of a role were left out.
-
-    Args:
-        count, of: Number of trajectories or actions, and of how many.
-        steps: The first and the last step in which there was one.
-        example: The last one: where it is recorded, and what was said.
-    """
-
-    kind: str
-    count: int
-    of: int
-    steps: tuple[int, int]
-    role: str = ""
-    example: str = ""
-
-
 def reasons_of(run: RunReader) -> dict[str, list[dict[str, Any]]]:
     """Returns `failed` and `lost`, of trajectories, and `left_out`, of actions by role, the most
     frequent first.
+
+    Each has its `kind`, the `count` of how many (`of`), the first and the last of its `steps`, and
+    the `role`, or the last `example`: where it is recorded, and what was said.
 
     Raises:
         ConfigurationError: The records cannot be read.
@@ -56,21 +40,15 @@ def reasons_of(run: RunReader) -> dict[str, list[dict[str, Any]]]:
                 for why, n in counts.items()
             },
         )
-    of_trajectories = {
-        what: [
-            Reason(kind, count, trajectories, steps, example=example_of(run, kind, steps[1]))
-            for kind, count, steps in tally.most_common()
-        ]
-        for what, tally in (("failed", failed), ("lost", lost))
-    }
-    of_actions = [
-        Reason(why, count, generated[role], steps, role)
-        for (role, why), count, steps in left_out.most_common()
-    ]
-    return {
-        what: list(map(asdict, reasons))
-        for what, reasons in {**of_trajectories, "left_out": of_actions}.items()
-    }
+    found: dict[str, list[dict[str, Any]]] = {"failed": [], "lost": [], "left_out": []}
+    for what, tally in (("failed", failed), ("lost", lost)):
+        for kind, count, steps in tally.most_common():
+            reason = {"kind": kind, "count": count, "of": trajectories, "steps": steps}
+            found[what].append(reason | {"role": "", "example": example_of(run, kind, steps[1])})
+    for (role, why), count, steps in left_out.most_common():
+        reason = {"kind": why, "count": count, "of": generated[role], "steps": steps}
+        found["left_out"].append(reason | {"role": role, "example": ""})
+    return found
 
 
 class ReasonTally:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 import yaml
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from marl_plugins.core.failures import ConfigurationError
@@ -232,16 +232,11 @@ def _last_entry(folder: Path) -> Any:
             )
         )
     if not path.is_file():
-        why = f"not the folder of a run (it has no {COMMAND_FILE})"
-        if (folder / "manifest.json").is_file():
-            why = "a folder of checkpoints (--ckpt.path)"
-        elif (folder / "plan.json").is_file():
-            why = f"the folder of a run by an earlier release, which kept no {COMMAND_FILE}"
         raise ConfigurationError(
             Problem(
                 "resume.folder",
                 at(flag="resume"),
-                f"{folder}: {why}",
+                f"{folder}: not the folder of a run (it has no {COMMAND_FILE})",
                 fix=(
                     "expected the --ckpt.output_dir of a run. Any saved run continues by its own "
                     "command with "
@@ -285,22 +280,7 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
     try:
         entries: list[dict[str, Any]] = json_value(read_bytes(path))
         ENTRIES_FORM.validate_python(entries)
-    except OSError as error:
-        raise ConfigurationError(
-            Problem(
-                "files.unreadable", where=at(file=path), got=f"cannot be read: {error.strerror}"
-            )
-        ) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigurationError(
-            Problem(
-                "run_folder.form",
-                where=at(file=path),
-                got=f"cannot be read: {'.'.join(map(str, first['loc']))}: {first['msg']}",
-            )
-        ) from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ConfigurationError(
             Problem("run_folder.form", where=at(file=path), got=f"cannot be read: {error}")
         ) from None

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.files import json_value, replace_text
+from marl_plugins.core.files import json_value, replace_bytes, replace_text
 
 TOKENIZERS = "run/tokenizers.json"
 
@@ -34,9 +34,7 @@ def record_tokenizers(folder: Path, tokenizers: Mapping[str, Any]) -> None:
         path = _file(folder, digests[policy])
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f"{path.name}.part")
-            part.write_bytes(gzip.compress(text.encode(), mtime=0))
-            part.rename(path)
+            replace_bytes(path, gzip.compress(text.encode(), mtime=0))
     if digests:
         replace_text(folder / TOKENIZERS, json.dumps(digests, indent=2) + "\n")
 

@@ -27,7 +27,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded, raised_by
 from marl_plugins.core.files import replace_text, sync
@@ -171,47 +171,37 @@ def held(flag: str, folder: Path) -> Iterator[None]:
     Raises:
         ConfigurationError: It cannot be written or locked, or another run holds it.
     """
-    file = _locked(flag, folder)
-    try:
-        yield
-    finally:
-        file.close()
-
-
-def _locked(flag: str, folder: Path) -> IO[bytes]:
-    """The open lock file, with what holds it written into it."""
     path = folder / f"{flag}.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = path.open("a+b", buffering=0)
     except OSError as error:
         raise unwritable(flag, folder, error) from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.truncate(0)
-        file.write(f"{os.getpid()} on {platform.node()}".encode())
-    except BlockingIOError:
-        file.close()
-        holder = path.read_text(encoding="utf-8", errors="replace").strip()
-        raise ConfigurationError(
-            Problem(
-                "run_folder.locked",
-                where=at(flag=flag, folder=folder),
-                got=f"another run (process {holder or 'unknown'}) is writing to it",
-                fix="wait for it, or give this one a folder of its own",
-            )
-        ) from None
-    except OSError as error:
-        file.close()
-        raise ConfigurationError(
-            Problem(
-                "run_folder.no_lock",
-                where=at(flag=flag, folder=folder),
-                got=f"cannot be locked against other runs: {error.strerror}",
-                fix="choose a folder on another file system",
-            )
-        ) from None
-    return file
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.truncate(0)
+            file.write(f"{os.getpid()} on {platform.node()}".encode())
+        except BlockingIOError:
+            holder = path.read_text(encoding="utf-8", errors="replace").strip()
+            raise ConfigurationError(
+                Problem(
+                    "run_folder.locked",
+                    where=at(flag=flag, folder=folder),
+                    got=f"another run (process {holder or 'unknown'}) is writing to it",
+                    fix="wait for it, or give this one a folder of its own",
+                )
+            ) from None
+        except OSError as error:
+            raise ConfigurationError(
+                Problem(
+                    "run_folder.no_lock",
+                    where=at(flag=flag, folder=folder),
+                    got=f"cannot be locked against other runs: {error.strerror}",
+                    fix="choose a folder on another file system",
+                )
+            ) from None
+        yield
 
 
 FULL_DISK = ("inline_container.cc", "I/O error", "No space left")
