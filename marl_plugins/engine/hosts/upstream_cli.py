@@ -89,7 +89,7 @@ def _main_block(path: Path) -> tuple[CodeType, list[tuple[int, CodeType]]]:
         raise _unsupported(path, "no `if __name__ == '__main__'` block")
     patched = {"build_parser", "main"} <= blocks.keys()
     body = [*blocks["build_parser"][:-1], *blocks["main"]] if patched else mains[0]
-    sources = ["" if _adds_a_flag(statement) else ast.unparse(statement) for statement in body]
+    sources = list(map(ast.unparse, body))
     try:
         parse = sources.index(
             "args = build_parser().parse_args(argv)" if patched else "args = parser.parse_args()"
@@ -105,15 +105,6 @@ def _main_block(path: Path) -> tuple[CodeType, list[tuple[int, CodeType]]]:
         if not isinstance(statement, ast.ImportFrom) and not any(word in source for word in SKIPPED)
     ]
     return _compiled(body[:parse], path), after
-
-
-def _adds_a_flag(statement: ast.stmt) -> bool:
-    """Returns whether this is `parser.add_argument(...)`, as nearly all of the block is: writing
-    those back to text takes 10 ms."""
-    match statement:
-        case ast.Expr(ast.Call(ast.Attribute(attr="add_argument"))):
-            return True
-    return False
 
 
 def _compiled(statements: list[ast.stmt], path: Path) -> CodeType:
