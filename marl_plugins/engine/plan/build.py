@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -53,11 +52,10 @@ from marl_plugins.engine.plan.flags import (
     GivenFlag,
     own_options,
     recipe_flags,
-    repeated_flags,
     split_flags,
 )
 from marl_plugins.engine.plan.lengths import Lengths, check_lengths
-from marl_plugins.engine.plan.models import check_models, hub_warnings, positions_of
+from marl_plugins.engine.plan.models import check_models, positions_of
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.engine.plan.resolve_plugins import (
@@ -176,17 +174,12 @@ def build_plan(words: Sequence[str]) -> Plan:
     problems += problems.attempt(lambda: check_files(plan, request.origins)) or []
     problems += [] if tools is None else check_workflow_file(plan, request.origins)
     problems += run.processes.problems(run) if run.policies and run.processes else []
-    problems += [*repeated_plugins(request), *hub_warnings(p.model for p in run.policies)]
     if owners := plugins.owners("marl_estimator"):
         estimator = problems.attempt(lambda: estimator_of(plan))
         if estimator is not None and not is_from_plugin(estimator):
             got = f"gave nothing, so {run.args.algo.advantage.estimator} trains"
             where, fix = at(plugin=owners, hook="marl_estimator"), "does it end with `return`?"
             problems.append(Problem("plugin.no_estimator", where, got, fix=fix, severity="warning"))
-    if (
-        not request.options.resume
-    ):  # what follows `--resume FOLDER` is meant to replace what was recorded
-        problems += repeated_flags(split_flags(words, COMMAND_LINE), flags.actions)
     if not problems.errors and not from_hub(run):
         problems += problems.attempt(lambda: check_tasks(plan)) or []
         problems += (
@@ -235,15 +228,6 @@ def read_request(
         ConfigurationError: There is no recipe, it is wrong, or a plugin cannot be used.
     """
     command_line = split_flags(words, COMMAND_LINE)
-    if len(recipes := [" ".join(f.words) for f in command_line if f.name == "recipe"]) > 1:
-        raise ConfigurationError(
-            Problem(
-                "recipe.twice",
-                got=f"--recipe is given {len(recipes)} times ({', '.join(recipes)})",
-                fix="a run has one recipe: keep one",
-                flags=("recipe",),
-            )
-        )
     options = own_options([f for f in command_line if f.name in OWN_FLAGS], problems)
     if options.recipe is not None:
         tree = without(read_recipe(find_recipe(options.recipe)), options.without)
@@ -273,32 +257,6 @@ def read_request(
     ):  # the command line beats the recipe
         recipe = recipe.model_copy(update={"tasks": None})
     return PlanRequest(options, flags, plugins, recipe, sections, origins, folder)
-
-
-def repeated_plugins(request: PlanRequest) -> list[Problem]:
-    """Returns the plugins that are named more than once in one place; the command line may repeat
-    the recipe's."""
-    in_recipe = recipe_plugins(request.recipe, request.folder)
-    problems = []
-    for where, names in (
-        (at(line=request.origins.where("plugins") if in_recipe else "", key="plugins"), in_recipe),
-        (at(flag="plugin"), request.options.plugin),
-    ):
-        files = Counter(
-            str(Path(name).resolve()) if name.endswith(".py") else name for name in names
-        )
-        for name, n in files.items():
-            if n > 1:
-                got = f"{name} is named {n} times, and takes part once"
-                problems.append(
-                    Problem("plugin.twice", where, got, fix="name it once", severity="warning")
-                )
-    return problems
-
-
-def recipe_plugins(recipe: Recipe, folder: Path) -> list[str]:
-    """Returns the recipe's plugins; a file's name is relative to the recipe."""
-    return [str(folder / name) if name.endswith(".py") else name for name in recipe.plugins]
 
 
 def read_flags(request: PlanRequest, plugins: Plugins, problems: Problems) -> Flags:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.run import Run, is_partial, possible_lag, queue_size
+from marl_plugins.core.run import Run, is_partial, queue_size
 from marl_plugins.engine.hosts.devices import engine_gpus, training_gpus
 from marl_plugins.engine.manager import Plugins, applies
 
@@ -95,19 +95,7 @@ def check_partial(run: Run) -> Iterator[Problem]:
         fix="leave it out where that matters",
         severity="warning",
     )
-    if run.max_lag is not None and run.max_lag >= possible_lag(run):
-        got = (
-            f"{run.max_lag}: no token gets more than {possible_lag(run)} old, so that nothing is "
-            "left out"
-        )
-        yield Problem(
-            "async.max_lag",
-            at(flag=MAX_LAG),
-            got,
-            fix="lower it, or leave it out",
-            severity="warning",
-        )
-    elif run.max_lag == 0:
+    if run.max_lag == 0:
         got = (
             "0: answers that are begun before an update ends are left out, which is all of them "
             "where a rollout takes no longer"

@@ -13,8 +13,6 @@ from marl_plugins.engine.plan.checks.placement import check_placement
 from marl_plugins.engine.plan.devices import needed_devices, shown_devices
 from marl_plugins.engine.plan.models import positions_of, sliding_window_of
 
-LEAST_TASK_SECONDS = 0.1
-"""Deadlines of a trajectory that are shorter are taken for a slip."""
 MOST_LIKELY = MappingProxyType({"actor.adam.lr": 0.1, "rollout.temperature": 10.0})
 """Larger values of flags are taken for a slip."""
 UNLIKELY = "is a sign or a power of ten missing?"
@@ -32,20 +30,6 @@ def check_numbers(run: Run, trees: bool = False) -> list[Problem]:
         where, got = at(flag="ckpt.save_steps"), "a step is saved every N steps, got 0"
         problems.append(
             Problem("plan.save_steps", where, got, fix="give 1 or more, or -1 to save none")
-        )
-    if run.recipe.limits.task_seconds < LEAST_TASK_SECONDS:
-        got = (
-            f"{run.recipe.limits.task_seconds:g}: a trajectory that takes longer is lost, and "
-            "hardly any is faster"
-        )
-        problems.append(
-            Problem(
-                "plan.unlikely",
-                at(key="limits.task_seconds"),
-                got,
-                fix=UNLIKELY,
-                severity="warning",
-            )
         )
     if args.ckpt.disable_ds:
         problems += _without_steps(args.ckpt)

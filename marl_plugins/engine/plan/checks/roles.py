@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,13 +93,6 @@ def _population(role: str, members: Sequence[str], where: Where) -> Iterator[Pro
 
 def _name(name: str, origins: Origins) -> Iterator[Problem]:
     where = at(line=origins.where("roles", name), role=name)
-    if keyword.iskeyword(name):
-        yield Problem(
-            "roles.keyword",
-            where,
-            "cannot be called: it is a Python keyword",
-            fix="choose another name",
-        )
     if not re.fullmatch(NAME, name) or name.startswith("_"):
         got, fix = (
             "cannot be called",
@@ -141,19 +133,11 @@ def _prompt(path: Path) -> list[Problem]:
         return [
             Problem("roles.empty_prompt", where, "is empty", fix="write what the role is asked")
         ]
-    if "\0" in text:
-        return [Problem("roles.nul", where, "holds a NUL character", fix="remove it")]
     no_name = [field for field in fields if not field.isidentifier()]
-    taken = [
-        field for field in fields if keyword.iskeyword(field) or field in ("after", "continues")
-    ]
     fix = "a field is a name such as {problem}, and braces are written {{ and }}"
     problems = [
         Problem("roles.field", where, f"{{{field}}} is not a field", fix=fix) for field in no_name
     ]
-    for field in taken:
-        got = f"{{{field}}} cannot be given: `{field}=` means something else in a call"
-        problems.append(Problem("roles.taken_field", where, got, fix="rename the field"))
     try:
         _ = problems or text.format_map(dict.fromkeys(fields, ""))
     except (ValueError, KeyError) as error:  # what follows `:` or `!` in a field
