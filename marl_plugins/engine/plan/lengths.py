@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -182,14 +182,19 @@ def empty_messages(run: Run, role: str, later: bool = False) -> Messages:
     prompt, system = run.prompt(role), run.system(role)
     if later:
         prompt, system = run.followup(role) or prompt, None
-    names = {
-        name
-        for text in (prompt, system or "")
-        for _, name, _, _ in string.Formatter().parse(text)
-        if name is not None
-    }
+    names = fields_of((prompt, system or ""))
     render = prompt_renderer(prompt, None) if later else run.opening(role)
     return [(m["role"], m["content"]) for m in render(dict.fromkeys(names, ""))]
+
+
+def fields_of(prompts: Iterable[str]) -> set[str]:
+    """Returns the fields that prompts have."""
+    return {
+        name
+        for prompt in prompts
+        for _, name, _, _ in string.Formatter().parse(prompt)
+        if name is not None
+    }
 
 
 def _times_shown(run: Run, role: str, empty: Messages) -> int:
