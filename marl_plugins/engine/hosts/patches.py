@@ -124,10 +124,10 @@ class Series:
         return frozenset(by_word[name] for name in names) if names else frozenset(by_word.values())
 
 
-def load_series(folder: Path | None = None) -> list[Series]:
+def load_series() -> list[Series]:
     """Returns every shipped series."""
     every_series = []
-    for path in sorted((folder or data("patches")).glob("*/*/tree.yaml")):
+    for path in sorted(data("patches").glob("*/*/tree.yaml")):
         tree = TreeFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
         patches = map(_read_patch, sorted(path.parent.glob("*.patch")))
         every_series.append(Series(path.parent, tree, tuple(patches)))

@@ -11,12 +11,12 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from email.parser import HeaderParser
 from pathlib import Path
 from typing import NamedTuple
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.engine.hosts.prebuild import cache_folder
 from marl_plugins.engine.hosts.releases import parsed
 
 CLI = "cli/train_ppo_ray.py"
@@ -91,10 +91,8 @@ def _read_folder(path: Path) -> SourceTree:
             )
         )
     if metadata:
-        headers = HeaderParser().parsestr(metadata[0].read_text(encoding="utf-8"))
-        return SourceTree(
-            root, headers.get("Version", "unknown"), "unpacked wheel" if pure else "installed"
-        )
+        version = metadata[0].parent.name.removeprefix("openrlhf-").removesuffix(".dist-info")
+        return SourceTree(root, version, "unpacked wheel" if pure else "installed")
     stated = path / "version.txt"
     version = (
         stated.read_text(encoding="utf-8", errors="replace").strip()
@@ -135,11 +133,7 @@ def download(version: str) -> Path:
     Raises:
         ConfigurationError: pip cannot download it, with its reason.
     """
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-        / "openrlhf-marl"
-        / "releases"
-    )
+    cache = cache_folder() / "openrlhf-marl" / "releases"
     cache.mkdir(parents=True, exist_ok=True)
     cached = sorted(cache.glob(f"openrlhf-{version}-*.whl"))
     if cached:

@@ -165,11 +165,9 @@ def build_parser(root: Path) -> UpstreamParser:
     }
     code, _ = _main_block(root / CLI)
     try:
-        parser = _execute(code, dict(names))["parser"]
+        parser: UpstreamParser = _execute(code, names)["parser"]
     except Exception as error:
         raise _cannot_run(root / CLI, error, "its parser cannot be built") from None
-    if not isinstance(parser, UpstreamParser):
-        raise _unsupported(root / CLI, "its `parser` is not an ArgumentParser")
     # argparse's own pattern lacks exponents and takes -1e-5 for a flag.
     parser._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
     options = (option for action in parser._actions for option in action.option_strings)
