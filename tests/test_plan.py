@@ -214,10 +214,6 @@ def test_no_labels_are_a_warning_where_the_grader_reads_them(recipe):
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        (
-            "x = 1\nasync def load(split):\n    return []\n",
-            [("files.async", "tasks", "tasks.py:2")],
-        ),
         ("def load():\n    return []\n", [("code.arguments", "tasks", "tasks.py:1")]),
         ("def load(split):\n    return []\n", [("tasks.none",)]),
     ],

@@ -192,7 +192,7 @@ def own_parser() -> upstream_cli.UpstreamParser:
     return parser
 
 
-def split_flags(words: Sequence[str], where: str) -> list[GivenFlag]:
+def split_flags(words: Sequence[str]) -> list[GivenFlag]:
     """Returns a command line cut into flags with their values, also those of the form
     `--flag=value`.
 
@@ -203,15 +203,15 @@ def split_flags(words: Sequence[str], where: str) -> list[GivenFlag]:
     for word in words:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            flags.append(GivenFlag(name, (value,) if equals else (), where))
+            flags.append(GivenFlag(name, (value,) if equals else (), COMMAND_LINE))
         elif not flags:
             fix = f"a recipe is named by --recipe {word}"
             raise ConfigurationError(
-                Problem("flags.no_flag", at(line=where), repr(word), "a flag (--name)", fix)
+                Problem("flags.no_flag", at(line=COMMAND_LINE), repr(word), "a flag (--name)", fix)
             )
         else:
             last = flags.pop()
-            flags.append(GivenFlag(last.name, (*last.words, word), where))
+            flags.append(GivenFlag(last.name, (*last.words, word), COMMAND_LINE))
     return [replace(flag, words=tuple(map(from_home, flag.words))) for flag in flags]
 
 
@@ -373,7 +373,7 @@ def unknown_flags(words: Sequence[str]) -> list[Problem]:
             "unknown flag",
             fix=_hint(flag, actions),
         )
-        for flag in split_flags(words, COMMAND_LINE)
+        for flag in split_flags(words)
         if flag.name not in actions
     ]
 
@@ -474,9 +474,9 @@ class Flags:
         folder: Path,
         device: str,
         problems: Problems,
-        output: str | None = None,
-        plugins: Collection[str] = (),
-        trees: bool = False,
+        output: str | None,
+        plugins: Collection[str],
+        trees: bool,
     ):
         self.parser = parser
         self.plugins = plugins

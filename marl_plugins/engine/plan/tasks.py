@@ -150,28 +150,16 @@ def _best_metric_problems(run: Run, evaluation: Sequence[Task]) -> list[Problem]
         known += [f"eval/type/{kind}" for kind in types if kind is not None]
     known += _of_samples(run, evaluation)
     if name not in known:
-        return [
-            Problem(
-                "tasks.best_metric",
-                at(flag="ckpt.best_metric_key"),
-                f"{key}: is no metric of the evaluations",
-                fix=meant(name, known),
-            )
-        ]
-    if run.args.eval.steps > 0 and evaluation:
+        got, fix = "is no metric of the evaluations", meant(name, known)
+    elif not evaluation:
+        got = "nothing is evaluated, so no step is the best"
+        fix = "give eval tasks (--eval.dataset FILE, or load('eval') of the recipe's `tasks`)"
+    elif run.args.eval.steps <= 0:
+        got, fix = "nothing is evaluated, so no step is the best", "give --eval.steps N"
+    else:
         return []
-    missing = (
-        "--eval.steps N"
-        if evaluation
-        else "eval tasks (--eval.dataset FILE, or load('eval') of the recipe's `tasks`)"
-    )
-    return [
-        Problem(
-            "tasks.best_metric",
-            at(flag="ckpt.best_metric_key"),
-            f"{key}: nothing is evaluated, so no step is the best: give {missing}",
-        )
-    ]
+    where = at(flag="ckpt.best_metric_key")
+    return [Problem("tasks.best_metric", where, f"{key}: {got}", fix=fix)]
 
 
 def task_warnings(plan: Plan) -> list[Problem]:
@@ -218,21 +206,20 @@ def _text_warnings(split: str, tasks: list[Task]) -> list[Problem]:
     alike: dict[str, list[Task]] = {}
     for task in tasks:
         alike.setdefault(task.prompt, []).append(task)
-    unclear = [task for same in alike.values() if len(same) > 1 for task in _contradicted(same)]
-    warnings = []
-    if unclear:
-        warnings.append(
-            Problem(
-                "tasks.contradict",
-                at(task=unclear[0].id),
-                f"{len(unclear)} of {len(tasks)} {split} tasks have the prompt of another one and "
-                "a different label, as this one "
-                f"has: {unclear[0].prompt!r:.80}",
-                fix="tell the agents what differs, or keep one of them",
-                severity="warning",
-            )
+    unclear = [task for same in alike.values() for task in _contradicted(same)]
+    if not unclear:
+        return []
+    return [
+        Problem(
+            "tasks.contradict",
+            at(task=unclear[0].id),
+            f"{len(unclear)} of {len(tasks)} {split} tasks have the prompt of another one and "
+            "a different label, as this one "
+            f"has: {unclear[0].prompt!r:.80}",
+            fix="tell the agents what differs, or keep one of them",
+            severity="warning",
         )
-    return warnings
+    ]
 
 
 def _contradicted(same: list[Task]) -> list[Task]:

@@ -10,7 +10,7 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.run import Run
 from marl_plugins.engine.plan.checks.placement import check_placement
-from marl_plugins.engine.plan.devices import needed_devices, shown_devices
+from marl_plugins.engine.plan.devices import needed_devices, shown_devices, too_few
 from marl_plugins.engine.plan.models import positions_of, sliding_window_of
 
 MOST_LIKELY = MappingProxyType({"actor.adam.lr": 0.1, "rollout.temperature": 10.0})
@@ -18,7 +18,7 @@ MOST_LIKELY = MappingProxyType({"actor.adam.lr": 0.1, "rollout.temperature": 10.
 UNLIKELY = "is a sign or a power of ten missing?"
 
 
-def check_numbers(run: Run, trees: bool = False) -> list[Problem]:
+def check_numbers(run: Run, trees: bool) -> list[Problem]:
     """Returns problems with numbers that do not fit each other; the range of each alone is checked
     with its flag (ranges.py).
 
@@ -72,19 +72,14 @@ def check_numbers(run: Run, trees: bool = False) -> list[Problem]:
     elif (
         run.logical_gpus is not None
         and run.policy_args
-        and run.logical_gpus < sum(needed_devices(run).values())
+        and run.logical_gpus < (needed := sum(needed_devices(run).values()))
     ):
         problems.append(
             Problem(
                 "plan.logical_gpus",
                 at(flag="logical_gpus"),
-                f"{run.logical_gpus}: the plan needs {sum(needed_devices(run).values())} "
-                f"({shown_devices(run)})",
-                fix=(
-                    "use fewer engines (--vllm.num_engines), fewer ranks "
-                    "(--actor.num_gpus_per_node) or a shared "
-                    "mapping (--mapping shared)"
-                ),
+                f"{run.logical_gpus}: the plan needs {needed} ({shown_devices(run)})",
+                fix=too_few(run, run.logical_gpus),
                 flags=("vllm.num_engines", "actor.num_gpus_per_node"),
             )
         )

@@ -6,7 +6,6 @@ import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, Where, at, close_names, meant
@@ -33,7 +32,7 @@ def check_roles(
     origins: Origins,
     folder: Path,
     tool_names: set[str] | None,
-    sections: Mapping[str, type[Section]] = MappingProxyType({}),
+    sections: Mapping[str, type[Section]],
 ) -> list[Problem]:
     """Returns everything that is wrong with the roles.
 
@@ -104,10 +103,7 @@ def _name(name: str, origins: Origins) -> Iterator[Problem]:
 def _prompts(role: str, config: RoleConfig, origins: Origins, folder: Path) -> Iterator[Problem]:
     for key in ("prompt", "system", "followup"):
         if (file := getattr(config, key)) is not None:
-            line = origins.where("roles", role, key)
-            yield from (
-                p.within(line=line, key=f"roles.{role}.{key}") for p in _prompt(folder / file)
-            )
+            yield from (p.within(key=f"roles.{role}.{key}") for p in _prompt(folder / file))
     if config.examples is not None:
         try:
             read_examples(folder / config.examples)
@@ -115,7 +111,7 @@ def _prompts(role: str, config: RoleConfig, origins: Origins, folder: Path) -> I
             line, key = origins.where("roles", role, "examples"), f"roles.{role}.examples"
             yield from (p.within(line=line, key=key) for p in error.problems)
     if "" in config.stop:
-        where = at(line=origins.where("roles", role, "stop"), key=f"roles.{role}.stop")
+        where = at(key=f"roles.{role}.stop")
         yield Problem("roles.empty_stop", where, "'' occurs in every text", fix="remove it")
 
 
@@ -156,11 +152,7 @@ def _tools(
     tool_names: set[str] | None,
     sections: Mapping[str, type[Section]],
 ) -> Iterator[Problem]:
-    where = (
-        at(line=origins.where("roles", role, "tools"), key=f"roles.{role}.tools")
-        if config.tools
-        else ()
-    )
+    where = at(key=f"roles.{role}.tools")
     for tool in config.tools if tool_names is not None else ():
         if tool not in (tool_names or ()):
             how = (
