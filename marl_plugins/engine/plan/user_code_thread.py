@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from marl_plugins.core import workflow
 from marl_plugins.core.failures import RecipeError, leaves_of
 from marl_plugins.core.fields import InvalidCall
-from marl_plugins.core.loading import line_of, text_of, users_line
+from marl_plugins.core.loading import is_users, line_of, text_of, users_line
 from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.roles import NotInRecipe
 from marl_plugins.core.trajectory import Action
@@ -91,16 +91,18 @@ class Capture:
     Args:
         warnings: Python's, of which some are mistakes.
         failed: Whether user code has raised something.
+        loop: The event loop on which it runs, where that is known.
         ticks: How long nothing of it has come to its end.
     """
 
     warnings: list[warnings.WarningMessage]
     failed: bool = False
+    loop: asyncio.AbstractEventLoop | None = None
     ticks: int = 0
 
     def goes_on(self) -> None:
         """Says that a part of the work is done: the time for the next one begins."""
-        self.ticks = 0
+        self.loop, self.ticks = asyncio.get_running_loop(), 0
 
 
 class UserCodeTimeout(Exception):
@@ -173,12 +175,30 @@ def run_in_thread(work: Callable[[Capture], T], seconds: float | None = None) ->
                 warning.message, warning.category, warning.filename, warning.lineno
             )
     if thread.is_alive():
-        place = line_of(thread)
+        place = line_of(thread) or (awaited_line(caught.loop) if caught.loop else None)
         _ask_to_end(thread)
         raise UserCodeTimeout(place, seconds)
     if raised:
         raise raised[0]
     return results[0]
+
+
+def awaited_line(loop: asyncio.AbstractEventLoop) -> str | None:
+    """Returns the innermost line of the user's at which a task of an event loop waits."""
+    for task in asyncio.all_tasks(loop):
+        coroutine: Any = task.get_coro()
+        line = None
+        while coroutine is not None:
+            frame = getattr(coroutine, "cr_frame", None)
+            line = (
+                f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                if frame and is_users(frame, ())
+                else line
+            )
+            coroutine = getattr(coroutine, "cr_await", None)
+        if line is not None:
+            return line
+    return None
 
 
 class AbandonedThread(SystemExit):
