@@ -239,17 +239,6 @@ def test_an_incomplete_or_linked_tree_is_refused(tree):
     refused(tree, ("patches.no_file", path.name))
 
 
-def test_another_release_is_refused(tree):
-    (tree / FILES[0]).write_text((tree / FILES[0]).read_text() + "# newer\n")
-    (tree / "version.txt").write_text("0.11.3\n")
-    (said,) = refused(tree, ("patches.other_release", "tree"))
-    assert "0.11.3" in said and "0.11.2" in said
-    (tree / "version.txt").unlink()
-    (tree / "openrlhf-0.11.1.dist-info").mkdir()
-    (said,) = refused(tree, ("patches.other_release", "tree"))
-    assert "0.11.1" in said
-
-
 def states_of(tree):
     return recognise(tree).states.values()
 

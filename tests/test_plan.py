@@ -214,10 +214,6 @@ def test_no_labels_are_a_warning_where_the_grader_reads_them(recipe):
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        (
-            "x = 1\nasync def load(split):\n    return []\n",
-            [("files.async", "tasks", "tasks.py:2")],
-        ),
         ("def load():\n    return []\n", [("code.arguments", "tasks", "tasks.py:1")]),
         ("def load(split):\n    return []\n", [("tasks.none",)]),
     ],
@@ -360,13 +356,6 @@ def test_a_folders_own_tokenizer_counts(recipe):
         "with the tokenizer in ",
         "model",
     )
-
-
-def test_trees_have_in_common_what_stands_before_a_prompts_first_field(recipe):
-    recipe.write(solver_md="Solve it: {problem} Now {problem}")
-    shown = describe(recipe.plan("--sequences", "trees"))["lengths"]["solver"]
-    says(shown, "as trees 10 tokens of prompt once", "all of it once for 2 samples")
-    assert "trees" not in describe(recipe.plan())["lengths"]["solver"]
 
 
 @pytest.mark.parametrize("text", ["2 + 2 = ?", "e\u0301 \u00e9 \U0001f600", "a<eos>b\n\n  <user>"])
@@ -549,13 +538,6 @@ def test_a_flag_that_may_be_a_slip_is_said(recipe, flag, value, likely):
     assert "plan.unlikely" not in [
         code for code, *_ in briefs(recipe.plan(f"--{flag}", likely).run.warnings)
     ]
-
-
-def test_a_deadline_that_no_trajectory_keeps_is_said(recipe):
-    recipe.edit("flags:\n", "limits: {task_seconds: 1.0e-9}\nflags:\n")
-    assert ("plan.unlikely", "recipe.yaml:7", "limits.task_seconds") in briefs(
-        recipe.plan().run.warnings
-    )
 
 
 def test_the_overlong_buffer_fits_into_the_limit_of_a_role(recipe):

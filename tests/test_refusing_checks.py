@@ -15,7 +15,6 @@ from marl_plugins.builtin import reinforce_pp
 from marl_plugins.core.estimators import Estimator, check_estimator
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.recipe.addresses import wrong_address, wrong_variables
-from marl_plugins.core.recipe.recipe_yaml import Origins
 from marl_plugins.engine.plan import files
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.checks import policies
@@ -102,13 +101,13 @@ def run_of(roles=()):
 @pytest.mark.parametrize(
     ("follower", "code", "key"),
     [
-        (policy("b", False, "b"), "policies.itself", "follows"),
+        (policy("b", False, "b"), "policies.untrained", "follows"),
         (policy("b", False, "c"), "policies.unknown", "follows"),
         (policy("b", True, "a"), "policies.trained_follower", "trainable"),
     ],
 )
 def test_followers(follower, code, key):
-    found = policies.check_followers(run_of(), [policy("a"), follower], Origins())
+    found = policies.check_followers(run_of(), [policy("a"), follower])
     assert briefs(found) == [(code, f"policies.b.{key}")]
 
 

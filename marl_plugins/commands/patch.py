@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_plugins.engine.hosts.patches import PatchedTree, load_series, lock_tree, recognise
+from marl_plugins.engine.hosts.patches import PatchedTree, load_series, recognise
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 
 ABOUT = """\
@@ -38,18 +38,17 @@ def main(words: Sequence[str]) -> int:
     if options.command is None:
         parser.print_help()
         return 0
-    with lock_tree(options.to):
-        tree = recognise(options.to)
-        named = tree.series.select(options.names)
-        changed: list[str] = []
-        before = tree.states
-        if options.command != "status":
-            interrupted = tree.in_state("interrupted")
-            kept = tree.in_state("applied")
-            changed = tree.change(
-                kept | interrupted | named if options.command == "apply" else kept - named
-            )
-            tree = recognise(options.to, [tree.series])
+    tree = recognise(options.to)
+    named = tree.series.select(options.names)
+    changed: list[str] = []
+    before = tree.states
+    if options.command != "status":
+        interrupted = tree.in_state("interrupted")
+        kept = tree.in_state("applied")
+        changed = tree.change(
+            kept | interrupted | named if options.command == "apply" else kept - named
+        )
+        tree = recognise(options.to, [tree.series])
     _print_report(tree, before, named, changed, options)
     return 0
 

@@ -121,8 +121,8 @@ def _check(module: ModuleType, commands: Sequence[object]) -> None:
 
 def named_plugins(words: Sequence[str]) -> list[str]:
     """Returns the plugins that a command line names with `--plugin`."""
-    from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
+    from marl_plugins.engine.plan.flags import split_flags
 
     first = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
-    flags = split_flags(words[first:], COMMAND_LINE)
+    flags = split_flags(words[first:])
     return [flag.words[0] for flag in flags if flag.name == "plugin" and flag.words]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -15,7 +15,6 @@ from marl_plugins.builtin.rehearsal.trial import Stage
 from marl_plugins.core.failures import place_of
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.run import Run
-from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import Workflow
 from marl_plugins.engine.plan.plan import Plan
@@ -23,10 +22,6 @@ from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.resolve_plugins import arity_problem
 from marl_plugins.engine.plan.tasks import from_hub
 from marl_plugins.engine.plan.workflow_file import WorkflowFile, workflow_of
-
-Tools = Mapping[str, Tool | None] | Iterable[str]
-"""The tools that a workflow may call; those of which only the name is known answer to any
-function."""
 
 
 def check_workflow(plan: Plan) -> list[Problem]:
@@ -41,7 +36,7 @@ def check_workflow(plan: Plan) -> list[Problem]:
     first = kinds[0] if kinds else None
     copies = copies_of_label(tasks)
     workflow = workflow_of(plan.plugins, run)
-    problems = rehearse(run, workflow, first, run.tools, kinds[1:], copies, tasks)
+    problems = rehearse(run, workflow, first, kinds[1:], copies, tasks)
     run.state(RehearsalResult).scorer_trial = partial(try_scorer, run)
     graded = try_grader(plan)
     right = all(problem.severity == "warning" for problem in graded)
@@ -57,7 +52,6 @@ def rehearse(
     run: Run,
     workflow: Workflow,
     task: Task | None,
-    tools: Tools = (),
     others: Sequence[Task] = (),
     copies: Collection[str] = (),
     more: Sequence[Task] = (),
@@ -68,7 +62,6 @@ def rehearse(
     Args:
         task: None where the run's own are not known: nothing that is raised on an invented one is
             called a mistake.
-        tools: Those of the roles are among them.
         others: Tasks of another kind, on which it is run too.
         copies: Keys of the tasks' metadata under which the label stands too.
         more: The run's tasks: the demonstrations of the first may lead further, and the metadata of
@@ -78,6 +71,5 @@ def rehearse(
     file = place_of(workflow) or str(run.folder / next(iter(read), run.recipe.workflow))
     if problem := arity_problem(workflow, 3):
         return [replace(problem, fix="run is called with task, roles and tools")]
-    known = dict(tools) if isinstance(tools, Mapping) else dict.fromkeys(tools)
-    rehearser = Rehearser(Stage(run, workflow, known, file), task, copies, more)
+    rehearser = Rehearser(Stage(run, workflow, file), task, copies, more)
     return rehearser.rehearse(others, run.state(RehearsalResult))

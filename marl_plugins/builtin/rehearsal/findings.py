@@ -93,21 +93,18 @@ def lost_dependencies(trial: Trial) -> list[Problem]:
             action = by_word.get(word)
             if action is not None and action.path not in known:
                 roles.setdefault((call.place, call.spec.name, name), []).append(action.role)
-    return [lost_dependency(*where, others) for where, others in roles.items()]
-
-
-def lost_dependency(place: str, role: str, name: str, others: Iterable[str]) -> Problem:
-    """Returns the warning about a role that is shown, in a field, what others said on whom it does
-    not depend."""
-    return Problem(
-        "rehearsal.dependency",
-        where_of(place),
-        f"role {role!r} is shown what {_listed(others)} said, in field {name!r}, and does not "
-        "depend on it: credit and coach "
-        "will not know",
-        fix="pass the action itself as a field, alone or in a list, or name it in after=[...]",
-        severity="warning",
-    )
+    return [
+        Problem(
+            "rehearsal.dependency",
+            where_of(place),
+            f"role {role!r} is shown what {_listed(others)} said, in field {name!r}, and does not "
+            "depend on it: credit and coach "
+            "will not know",
+            fix="pass the action itself as a field, alone or in a list, or name it in after=[...]",
+            severity="warning",
+        )
+        for (place, role, name), others in roles.items()
+    ]
 
 
 def ancestors(action: Action | None, by_path: dict[str, Action]) -> set[str]:
@@ -250,12 +247,12 @@ def waited(trials: Iterable[Trial], file: str) -> list[Problem]:
     ]
 
 
-def unended(longest: Trial, when: str = "") -> list[Problem]:
+def unended(longest: Trial, when: str) -> list[Problem]:
     """Returns the warning about a loop that does not end.
 
     Args:
         longest: A trial that was left after many calls.
-        when: The answers that lead into it; default: all do.
+        when: The answers that lead into it; empty: all do.
     """
     answers = f" when {when}" if when else ", whatever the answers"
     return [

@@ -15,7 +15,7 @@ OTHER_MARKS = ("anotherlabelqx", 2718281828)
 """Of another label, which has no part in common with the first."""
 
 
-def marked(label: Any, marks: tuple[str, int] = MARKS) -> Any:
+def marked(label: Any, marks: tuple[str, int]) -> Any:
     """Returns a label of the same form that occurs nowhere else, to see where it is shown; what
     cannot be marked stays."""
     text, number = marks
@@ -30,9 +30,7 @@ def marked(label: Any, marks: tuple[str, int] = MARKS) -> Any:
     return number if isinstance(label, int) else number + 0.5
 
 
-def with_marked_label(
-    task: Task, copies: Collection[str] = (), marks: tuple[str, int] = MARKS
-) -> Task:
+def with_marked_label(task: Task, copies: Collection[str], marks: tuple[str, int] = MARKS) -> Task:
     """Returns the task with a label that can be recognised; the same task where it cannot be.
 
     Args:

@@ -49,7 +49,7 @@ def paid_for_leaving(plan: Plan) -> list[Problem]:
         return []
     names = tuple(dict.fromkeys(re.findall(r"\b([A-Za-z_]\w*)\(", str(complete[0].task.label))))
     tried = {form(program): what for what, program in mild(names).items() for form in (str, fenced)}
-    place = where_of(place_of(function).removesuffix(": "))
+    place = where_of(place_of(function))
     left: list[str] = []
 
     async def paid(text: str) -> dict[str, float]:

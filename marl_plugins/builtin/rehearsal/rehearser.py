@@ -71,7 +71,7 @@ class Rehearser:
     """
 
     def __init__(
-        self, stage: Stage, task: Task | None, copies: Collection[str], more: Sequence[Task] = ()
+        self, stage: Stage, task: Task | None, copies: Collection[str], more: Sequence[Task]
     ):
         self.stage = stage
         self.run = stage.run

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from marl_plugins.builtin.rehearsal.findings import LABEL, reached_line, shown_in, unlike
-from marl_plugins.builtin.rehearsal.labels import OTHER_MARKS, with_label, with_marked_label
+from marl_plugins.builtin.rehearsal.labels import MARKS, OTHER_MARKS, with_label, with_marked_label
 from marl_plugins.builtin.rehearsal.trial import Stage, Trial
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.trajectory import Task
@@ -59,7 +59,7 @@ class Replay:
         another, for the same label, or for another one."""
         label = next((t.label for t in self.more if t.label != self.task.label), self.task.label)
         pairs = [
-            [with_marked_label(self.task, copies, *marks) for marks in ((), (OTHER_MARKS,))],
+            [with_marked_label(self.task, copies, marks) for marks in (MARKS, OTHER_MARKS)],
             [self.task, with_label(self.task, label, copies)],
         ]
         # where roles have lines, somebody may say a real label

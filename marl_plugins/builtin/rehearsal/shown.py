@@ -4,7 +4,6 @@ no prompt shows."""
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Iterable
 from difflib import get_close_matches
 from itertools import islice
@@ -15,6 +14,7 @@ from marl_plugins.builtin.rehearsal.trial import Trial
 from marl_plugins.core.fields import holds_action
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.run import Run
+from marl_plugins.engine.plan.lengths import fields_of
 from marl_plugins.engine.plan.user_code_thread import where_of
 
 OBJECT = re.compile(
@@ -64,7 +64,7 @@ def unshown_fields(trials: Iterable[Trial], run: Run) -> list[Problem]:
     prompts: list[bytes] = []
     problems = []
     for (role, name), (place, value) in calls.items():
-        if name in _fields((run.prompt(role), run.system(role) or "", run.followup(role) or "")):
+        if name in fields_of((run.prompt(role), run.system(role) or "", run.followup(role) or "")):
             continue
         prompts = prompts or [file.read_bytes() for file in _prompts_of(run)]
         if any(f"{{{name}}}".encode() in text for text in prompts):
@@ -88,12 +88,3 @@ def _prompts_of(run: Run) -> Iterable[Path]:
     return islice(
         (file for file in files if file.suffix in PROMPTS and file.is_file()), MOST_PROMPTS
     )
-
-
-def _fields(texts: Iterable[str]) -> set[str]:
-    return {
-        name
-        for text in texts
-        for _, name, _, _ in string.Formatter().parse(text)
-        if name is not None
-    }

@@ -49,14 +49,6 @@ class TracedSource:
             return cls(file, "")
 
     @cached_property
-    def _nodes(self) -> list[ast.AST]:
-        return list(ast.walk(ast.parse(self.text)))
-
-    def nodes(self, *kinds: type[ast.AST]) -> list[Any]:
-        """Returns the parts of the file of some kinds."""
-        return [node for node in self._nodes if isinstance(node, kinds)]
-
-    @cached_property
     def functions(self) -> dict[int, set[int]]:
         """The lines of each function that can be executed, by the line of its `def`."""
         if not self.text:
@@ -74,12 +66,14 @@ class TracedSource:
         """Lines that no example is wanted for: handlers of exceptions, and branches that end in
         `raise` or `assert`; but for those that call a role."""
         lines: set[int] = set()
-        for node in self.nodes(ast.If, ast.match_case, ast.ExceptHandler):
+        for node in ast.walk(ast.parse(self.text)):
+            if not isinstance(node, ast.If | ast.match_case | ast.ExceptHandler):
+                continue
             for body in filter(None, (node.body, getattr(node, "orelse", None))):
                 ends = isinstance(node, ast.ExceptHandler) or isinstance(body[-1], REFUSALS)
                 if ends and not any(isinstance(n, AWAITING) for s in body for n in ast.walk(s)):
                     # a handler, and a case, begins with a line of its own
-                    head = getattr(node, "pattern", node) if body is node.body else body[0]
+                    head: Any = getattr(node, "pattern", node) if body is node.body else body[0]
                     lines |= set(range(head.lineno, body[-1].end_lineno + 1))
         return lines
 

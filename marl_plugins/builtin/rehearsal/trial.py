@@ -88,20 +88,18 @@ class Stage:
     """A workflow with its roles and tools, to be run as often as there are scripts.
 
     Args:
-        tools: The tools that it may call, besides those of the roles; those known by name only
-            answer to any function.
+        run: Tools of its roles of which only the name is known answer to any function.
         file: Named where no line of the workflow's took part in a mistake.
     """
 
-    def __init__(self, run: Run, workflow: Workflow, tools: Mapping[str, Tool | None], file: str):
+    def __init__(self, run: Run, workflow: Workflow, file: str):
         self.run = run
         self.workflow = workflow
         self.file = file
         self.source = TracedSource.of(workflow)
-        names = {*tools, *(name for role in run.recipe.roles.values() for name in role.tools)}
-        self.functions = {name: _functions(name, tools.get(name)) for name in names}
+        names = {*run.tools, *(name for role in run.recipe.roles.values() for name in role.tools)}
+        self.functions = {name: _functions(name, run.tools.get(name)) for name in names}
         """What each tool offers to be called by name."""
-        self._known = {name: tool for name, tool in tools.items() if tool is not None}
         chat = ScriptedChat()
         self._roles = {
             name: replace(
@@ -112,7 +110,6 @@ class Stage:
             )
             for name, config in run.recipe.roles.items()
         }
-        self._tools_of = {name: tuple(config.tools) for name, config in run.recipe.roles.items()}
 
     def play(
         self,
@@ -151,9 +148,8 @@ class Stage:
 
         async def one(trial: Trial, task: Task) -> None:
             try:
-                trial.trajectory = await TrialRun(
-                    trial, self.workflow, MAX_ROLE_CALLS, alone=False
-                ).run(self, task)
+                performance = TrialRun(trial, self.workflow, MAX_ROLE_CALLS)
+                trial.trajectory = await performance.run(self, task)
             except Exception as error:  # the workflow's, of any kind
                 trial.failures.append(failure_of(error, self.file))
 
@@ -168,7 +164,7 @@ class Stage:
         """Returns the roles as they speak in one trial."""
         return {
             name: replace(
-                spec, chat=chat, tools=tuple(tools[tool] for tool in self._tools_of[name])
+                spec, chat=chat, tools=tuple(tools[tool] for tool in self.run.role(name).tools)
             )
             for name, spec in self._roles.items()
         }
@@ -177,7 +173,7 @@ class Stage:
         """Returns tools as the workflow may call them, with the functions that they really have."""
         return {
             name: replace(
-                tool, functions=self._known[name].functions if name in self._known else ()
+                tool, functions=self.run.tools[name].functions if name in self.run.tools else ()
             )
             for name, tool in tools.items()
         }
@@ -187,9 +183,8 @@ class TrialRun:
     """One trial while its workflow runs.
 
     Args:
-        alone: Whether nothing else runs on the event loop; else others have their turn before each
-            answer.
-        going_on: Is called with every answer, where a limit of time is for each of them.
+        going_on: Is called with every answer, where a limit of time is for each of them; None where
+            others run on the event loop too, and have their turn before each answer.
     """
 
     def __init__(
@@ -197,12 +192,10 @@ class TrialRun:
         trial: Trial,
         workflow: Workflow,
         most_calls: int,
-        alone: bool = True,
         going_on: Callable[[], None] | None = None,
     ):
         self.going_on = going_on
         self.begun = time.thread_time()
-        self.alone = alone
         self.trial = trial
         self.workflow = workflow
         self.most_calls = most_calls
@@ -229,7 +222,7 @@ class TrialRun:
                 raise
             finally:
                 self.trial.failures += [failure_of(error, stage.file) for error in calls.misspelt]
-            if self.alone and not inspect.isawaitable(returned):
+            if self.going_on is not None and not inspect.isawaitable(returned):
                 refuse_running_tasks()
             return returned
 
@@ -249,7 +242,7 @@ class TrialRun:
     async def generate(self, call: Call) -> Generation:
         """Returns an answer at once, so that whatever runs during the workflow has not begun when
         it ends without waiting for it."""
-        if not self.alone:
+        if self.going_on is None:
             await asyncio.sleep(0)
         number = len(self.chat.texts)
         slow = number >= MAX_ROLE_CALLS and time.thread_time() - self.begun > LONGEST_SECONDS

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 from marl_plugins.core.failures import place_of, written
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.workflow import Workflow
-from marl_plugins.engine.plan.resolve_plugins import arity_problem
 from marl_plugins.engine.plan.script import WORDS, Script
 from marl_plugins.engine.plan.user_code_thread import failures_kept, run_in_thread, where_of
 
@@ -36,8 +34,6 @@ def variants_of(workflow: Workflow, speakers: Collection[str]) -> tuple[Variants
     if function is None:
         return {}, []
     place = place_of(function)
-    if problem := arity_problem(function, 0):
-        return {}, [replace(problem, fix="variants is called without arguments")]
     failures: list[Any] = []
     answers: list[Any] = []
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.engine.plan.models import (
-    hub_warnings,
     missing_model,
     positions_of,
     read_object,
@@ -35,7 +34,7 @@ def check_model(run: Run) -> list[Problem]:
     if missing := missing_model(model):
         return [problem.within(flag=FLAG) for problem in missing]
     if not Path(model).is_dir():
-        return hub_warnings([model])
+        return []
     problems = problems_of(Path(model), run)
     longest, most = positions_of(model), run.args.data.max_len
     if not problems and longest is not None and longest < most:

@@ -26,7 +26,7 @@ from marl_plugins.core.plugin_names import BUILTINS, SHIPPED
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.schema import find_recipe
 from marl_plugins.engine.hosts import cpu, upstream_cli
-from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
+from marl_plugins.engine.plan.flags import split_flags
 
 if TYPE_CHECKING:
     from marl_plugins.core.run import Run
@@ -87,7 +87,7 @@ def checking_plugins(words: Sequence[str]) -> list[ModuleType]:
     Raises:
         ConfigurationError: One that is named cannot be loaded.
     """
-    flags = split_flags([word for word in words if word not in ("--help", "-h")], COMMAND_LINE)
+    flags = split_flags([word for word in words if word not in ("--help", "-h")])
     named = [flag.words[0] for flag in flags if flag.name == "plugin" and flag.words]
     modules = [load(name) for name in dict.fromkeys([*present((*SHIPPED, *BUILTINS)), *named])]
     return list(

@@ -11,7 +11,6 @@ that are wanted are then applied to the release, and what differs from the tree 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -30,7 +29,6 @@ from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.files import replace_bytes
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.shipped import data
-from marl_plugins.engine.hosts.releases import parsed
 
 
 class TreeFile(BaseModel):
@@ -126,10 +124,10 @@ class Series:
         return frozenset(by_word[name] for name in names) if names else frozenset(by_word.values())
 
 
-def load_series(folder: Path | None = None) -> list[Series]:
+def load_series() -> list[Series]:
     """Returns every shipped series."""
     every_series = []
-    for path in sorted((folder or data("patches")).glob("*/*/tree.yaml")):
+    for path in sorted(data("patches").glob("*/*/tree.yaml")):
         tree = TreeFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
         patches = map(_read_patch, sorted(path.parent.glob("*.patch")))
         every_series.append(Series(path.parent, tree, tuple(patches)))
@@ -191,11 +189,6 @@ def recognise(path: Path, among: Sequence[Series] | None = None) -> PatchedTree:
         ConfigurationError: No patches exist for it, or a touched file is neither as released nor as
             patched.
     """
-    if not path.is_dir():
-        fix = "--to takes the folder that contains the package"
-        raise ConfigurationError(
-            Problem("patches.no_folder", at(file=path), "no such folder", fix=fix)
-        )
     series = load_series() if among is None else among
     candidates = [
         (root, one)
@@ -218,24 +211,14 @@ def recognise(path: Path, among: Sequence[Series] | None = None) -> PatchedTree:
 
 
 def _read_tree(root: Path, series: Series) -> PatchedTree:
-    try:
-        with _copies(root, series) as copies:
-            states = _take_back(copies, series)
-            if problems := [
-                Problem("patches.other_content", at(file=root / file), _why_not(root, series, file))
-                for file, released in series.tree.released.items()
-                if _sha256((copies / file).read_bytes()) != released
-            ]:
-                raise ConfigurationError(problems)
-    except ConfigurationError:
-        stated = _stated_version(root, series.tree.host)
-        if not stated or parsed(stated) == parsed(series.tree.version):
-            raise
-        got = f"is {series.tree.host} {stated} according to its own files"
-        fix = f"these patches are for {series.tree.version}"
-        raise ConfigurationError(
-            Problem("patches.other_release", at(file=root), got, fix=fix)
-        ) from None
+    with _copies(root, series) as copies:
+        states = _take_back(copies, series)
+        if problems := [
+            Problem("patches.other_content", at(file=root / file), _why_not(root, series, file))
+            for file, released in series.tree.released.items()
+            if hashlib.sha256((copies / file).read_bytes()).hexdigest() != released
+        ]:
+            raise ConfigurationError(problems)
     return PatchedTree(root, series, states)
 
 
@@ -279,30 +262,12 @@ def _take_back(copies: Path, series: Series) -> dict[str, str]:
     return {patch.name: states[patch.name] for patch in series.patches}
 
 
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _stated_version(root: Path, host: str) -> str:
-    """The version in a checkout's `version.txt` or an installation's metadata; empty without
-    either."""
-    file = root / "version.txt"
-    if file.is_file():
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    parent = root.parents[1] if root.match("*.data/purelib") else root  # of an unpacked wheel
-    folders = sorted(parent.glob(f"{host}-*.dist-info"))
-    return folders[0].name.removesuffix(".dist-info").partition("-")[2] if folders else ""
-
-
 def _why_not(root: Path, series: Series, file: str) -> str:
     if b"\r\n" in (root / file).read_bytes():
         return "has CRLF line ends; check it out again with core.autocrlf=false"
-    fix = f"get it again ({series.tree.source})"
-    if (root / ".git").exists():
-        seen = f"git -C {shlex.quote(str(root))} diff -- {file}"
-        fix = f"see `{seen}`, then `git stash` or commit your work and check out the release"
     return (
-        f"neither as released in {series.title} nor with its patches; {fix}; to keep your changes: "
+        f"neither as released in {series.title} nor with its patches; get that release "
+        f"({series.tree.source}), or, to keep your changes: "
         f"git apply {shlex.quote(str(series.folder))}/NAME.patch"
     )
 
@@ -321,15 +286,3 @@ def _write(path: Path, content: bytes) -> None:
         raise ConfigurationError(
             Problem("patches.unwritable", at(file=path), got, fix=fix)
         ) from None
-
-
-@contextlib.contextmanager
-def lock_tree(root: Path) -> Iterator[None]:
-    """Keeps other patch commands away from the tree; if it does not exist, `recognise` reports
-    that."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # no such folder, or a file system without locks
-            folder = os.open(root, os.O_RDONLY)
-            stack.callback(os.close, folder)
-            fcntl.flock(folder, fcntl.LOCK_EX)
-        yield

@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from email.parser import HeaderParser
 from pathlib import Path
 from typing import NamedTuple
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.engine.hosts.prebuild import cache_folder
 from marl_plugins.engine.hosts.releases import parsed
 
 CLI = "cli/train_ppo_ray.py"
@@ -91,20 +90,9 @@ def _read_folder(path: Path) -> SourceTree:
                 fix="expected a checkout of OpenRLHF, an unpacked wheel, or a version",
             )
         )
-    if not (root / "openrlhf" / CLI).is_file():
-        raise ConfigurationError(
-            Problem(
-                "trees.incomplete",
-                at(file=path),
-                f"openrlhf/{CLI} is missing: not a supported OpenRLHF, or an incomplete one",
-                fix="check it out again",
-            )
-        )
     if metadata:
-        headers = HeaderParser().parsestr(metadata[0].read_text(encoding="utf-8"))
-        return SourceTree(
-            root, headers.get("Version", "unknown"), "unpacked wheel" if pure else "installed"
-        )
+        version = metadata[0].parent.name.removeprefix("openrlhf-").removesuffix(".dist-info")
+        return SourceTree(root, version, "unpacked wheel" if pure else "installed")
     stated = path / "version.txt"
     version = (
         stated.read_text(encoding="utf-8", errors="replace").strip()
@@ -127,14 +115,6 @@ def _unpack(wheel: Path, folder: Path) -> SourceTree:
                 fix="download it again",
             )
         ) from None
-    except OSError as error:
-        raise ConfigurationError(
-            Problem(
-                "trees.unpack",
-                where=at(file=wheel),
-                got=f"cannot be unpacked into {folder} ({error.strerror or error})",
-            )
-        ) from None
     if not list(folder.glob("openrlhf-*.dist-info")):
         names = ", ".join(sorted(p.name for p in folder.glob("*.dist-info"))) or "no *.dist-info"
         raise ConfigurationError(
@@ -153,11 +133,7 @@ def download(version: str) -> Path:
     Raises:
         ConfigurationError: pip cannot download it, with its reason.
     """
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-        / "openrlhf-marl"
-        / "releases"
-    )
+    cache = cache_folder() / "openrlhf-marl" / "releases"
     cache.mkdir(parents=True, exist_ok=True)
     cached = sorted(cache.glob(f"openrlhf-{version}-*.whl"))
     if cached:
@@ -176,20 +152,7 @@ def download(version: str) -> Path:
         done = subprocess.run(command, capture_output=True, text=True)
         wheels = sorted(Path(fresh).glob("*.whl"))
         if done.returncode or not wheels:
-            reasons = [
-                line for line in done.stderr.splitlines() if line.startswith("ERROR")
-            ] or done.stderr.splitlines()
-            reason = re.sub(r"^ERROR: ", "", reasons[0]) if reasons else "pip downloaded no wheel"
-            if (
-                "(from versions: none)" in reason
-            ):  # what pip also prints if it cannot reach the index
-                reason = "pip found no version; is the index reachable (pip config list)?"
-            reason = reason.partition(" (from versions")[0]
-            raise ConfigurationError(
-                Problem(
-                    "trees.download",
-                    got=f"openrlhf {version} could not be downloaded: {reason[:300]}",
-                    fix="or give a path",
-                )
-            )
+            got = f"openrlhf {version} could not be downloaded: {done.stderr.strip()[:300]}"
+            fix = "is the index reachable (pip config list)? Or give a path"
+            raise ConfigurationError(Problem("trees.download", got=got, fix=fix))
         return wheels[0].rename(cache / wheels[0].name)

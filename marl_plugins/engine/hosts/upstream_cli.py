@@ -89,7 +89,7 @@ def _main_block(path: Path) -> tuple[CodeType, list[tuple[int, CodeType]]]:
         raise _unsupported(path, "no `if __name__ == '__main__'` block")
     patched = {"build_parser", "main"} <= blocks.keys()
     body = [*blocks["build_parser"][:-1], *blocks["main"]] if patched else mains[0]
-    sources = ["" if _adds_a_flag(statement) else ast.unparse(statement) for statement in body]
+    sources = list(map(ast.unparse, body))
     try:
         parse = sources.index(
             "args = build_parser().parse_args(argv)" if patched else "args = parser.parse_args()"
@@ -105,15 +105,6 @@ def _main_block(path: Path) -> tuple[CodeType, list[tuple[int, CodeType]]]:
         if not isinstance(statement, ast.ImportFrom) and not any(word in source for word in SKIPPED)
     ]
     return _compiled(body[:parse], path), after
-
-
-def _adds_a_flag(statement: ast.stmt) -> bool:
-    """Returns whether this is `parser.add_argument(...)`, as nearly all of the block is: writing
-    those back to text takes 10 ms."""
-    match statement:
-        case ast.Expr(ast.Call(ast.Attribute(attr="add_argument"))):
-            return True
-    return False
 
 
 def _compiled(statements: list[ast.stmt], path: Path) -> CodeType:
@@ -174,11 +165,9 @@ def build_parser(root: Path) -> UpstreamParser:
     }
     code, _ = _main_block(root / CLI)
     try:
-        parser = _execute(code, dict(names))["parser"]
+        parser: UpstreamParser = _execute(code, names)["parser"]
     except Exception as error:
         raise _cannot_run(root / CLI, error, "its parser cannot be built") from None
-    if not isinstance(parser, UpstreamParser):
-        raise _unsupported(root / CLI, "its `parser` is not an ArgumentParser")
     # argparse's own pattern lacks exponents and takes -1e-5 for a flag.
     parser._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
     options = (option for action in parser._actions for option in action.option_strings)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -47,17 +46,15 @@ from marl_plugins.engine.plan.checks.policies import (
 from marl_plugins.engine.plan.checks.roles import check_roles
 from marl_plugins.engine.plan.files import check_files, check_workflow_file
 from marl_plugins.engine.plan.flags import (
-    COMMAND_LINE,
     OWN_FLAGS,
     Flags,
     GivenFlag,
     own_options,
     recipe_flags,
-    repeated_flags,
     split_flags,
 )
 from marl_plugins.engine.plan.lengths import Lengths, check_lengths
-from marl_plugins.engine.plan.models import check_models, hub_warnings, positions_of
+from marl_plugins.engine.plan.models import check_models, positions_of
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.engine.plan.resolve_plugins import (
@@ -156,8 +153,8 @@ def build_plan(words: Sequence[str]) -> Plan:
     problems = Problems()
     request = read_request(words, problems)
     plugins = request.plugins
-    flags = read_flags(request, plugins, problems)
-    draft = draft_run(request, plugins, flags)
+    flags = read_flags(request, problems)
+    draft = draft_run(request, flags)
     if draft.estimator is not None:
         flags.check_estimator(draft.estimator)
     tools = problems.attempt(lambda: tools_of(plugins, draft))
@@ -165,10 +162,8 @@ def build_plan(words: Sequence[str]) -> Plan:
     problems += check_roles(
         request.recipe, request.origins, request.folder, names, sections_of(plugins)
     )
-    problems += check_calls(
-        request.recipe, request.origins, tools or {}, sent=not request.recipe.workflow
-    )
-    run = with_policies(replace(draft, tools=tools or {}), request, plugins, flags, problems)
+    problems += check_calls(request.recipe, tools or {}, sent=not request.recipe.workflow)
+    run = with_policies(replace(draft, tools=tools or {}), request, flags, problems)
     plan = Plan(run, plugins, request.options)
     problems += check_adapters(run)
     trees = request.options.sequences == "trees"
@@ -176,17 +171,12 @@ def build_plan(words: Sequence[str]) -> Plan:
     problems += problems.attempt(lambda: check_files(plan, request.origins)) or []
     problems += [] if tools is None else check_workflow_file(plan, request.origins)
     problems += run.processes.problems(run) if run.policies and run.processes else []
-    problems += [*repeated_plugins(request), *hub_warnings(p.model for p in run.policies)]
     if owners := plugins.owners("marl_estimator"):
         estimator = problems.attempt(lambda: estimator_of(plan))
         if estimator is not None and not is_from_plugin(estimator):
             got = f"gave nothing, so {run.args.algo.advantage.estimator} trains"
             where, fix = at(plugin=owners, hook="marl_estimator"), "does it end with `return`?"
             problems.append(Problem("plugin.no_estimator", where, got, fix=fix, severity="warning"))
-    if (
-        not request.options.resume
-    ):  # what follows `--resume FOLDER` is meant to replace what was recorded
-        problems += repeated_flags(split_flags(words, COMMAND_LINE), flags.actions)
     if not problems.errors and not from_hub(run):
         problems += problems.attempt(lambda: check_tasks(plan)) or []
         problems += (
@@ -206,7 +196,8 @@ def build_plan(words: Sequence[str]) -> Plan:
     typed = {flag.name for flag in request.flags}
     typed |= {name for name, value in request.recipe.flags.items() if value is False}
     placed = problems.placed(request.origins, typed, [policy.name for policy in run.policies])
-    placed.raise_if_any()
+    if errors := placed.errors:
+        raise ConfigurationError(errors)
     return replace(plan, run=replace(run, warnings=(*run.warnings, *placed.warnings)))
 
 
@@ -218,7 +209,7 @@ def draft_plan(words: Sequence[str], plugins: Plugins) -> Plan:
         ConfigurationError: Upstream's flags cannot be read, or a plugin's tools are wrong.
     """
     request = read_request(words, Problems(), plugins)
-    run = draft_run(request, plugins, read_flags(request, plugins, Problems()))
+    run = draft_run(request, read_flags(request, Problems()))
     return Plan(replace(run, tools=tools_of(plugins, run)), plugins, request.options)
 
 
@@ -234,16 +225,7 @@ def read_request(
     Raises:
         ConfigurationError: There is no recipe, it is wrong, or a plugin cannot be used.
     """
-    command_line = split_flags(words, COMMAND_LINE)
-    if len(recipes := [" ".join(f.words) for f in command_line if f.name == "recipe"]) > 1:
-        raise ConfigurationError(
-            Problem(
-                "recipe.twice",
-                got=f"--recipe is given {len(recipes)} times ({', '.join(recipes)})",
-                fix="a run has one recipe: keep one",
-                flags=("recipe",),
-            )
-        )
+    command_line = split_flags(words)
     options = own_options([f for f in command_line if f.name in OWN_FLAGS], problems)
     if options.recipe is not None:
         tree = without(read_recipe(find_recipe(options.recipe)), options.without)
@@ -262,7 +244,7 @@ def read_request(
     if loaded is None:  # what can be known of the flags all the same
         recipe = Recipe.model_construct(name="unknown", roles={}, flags=tree.flags)
         request = PlanRequest(options, flags, plugins, recipe, {}, origins, folder)
-        problems.attempt(lambda: read_flags(request, plugins, problems))
+        problems.attempt(lambda: read_flags(request, problems))
         raise ConfigurationError(problems.errors)
     recipe, sections = loaded
     if options.mapping is not None:
@@ -275,49 +257,23 @@ def read_request(
     return PlanRequest(options, flags, plugins, recipe, sections, origins, folder)
 
 
-def repeated_plugins(request: PlanRequest) -> list[Problem]:
-    """Returns the plugins that are named more than once in one place; the command line may repeat
-    the recipe's."""
-    in_recipe = recipe_plugins(request.recipe, request.folder)
-    problems = []
-    for where, names in (
-        (at(line=request.origins.where("plugins") if in_recipe else "", key="plugins"), in_recipe),
-        (at(flag="plugin"), request.options.plugin),
-    ):
-        files = Counter(
-            str(Path(name).resolve()) if name.endswith(".py") else name for name in names
-        )
-        for name, n in files.items():
-            if n > 1:
-                got = f"{name} is named {n} times, and takes part once"
-                problems.append(
-                    Problem("plugin.twice", where, got, fix="name it once", severity="warning")
-                )
-    return problems
-
-
-def recipe_plugins(recipe: Recipe, folder: Path) -> list[str]:
-    """Returns the recipe's plugins; a file's name is relative to the recipe."""
-    return [str(folder / name) if name.endswith(".py") else name for name in recipe.plugins]
-
-
-def read_flags(request: PlanRequest, plugins: Plugins, problems: Problems) -> Flags:
+def read_flags(request: PlanRequest, problems: Problems) -> Flags:
     """Returns all flags, upstream's and the plugins', each checked."""
     parser = upstream_cli.build_parser(upstream_cli.upstream_root())
-    plugins.options(parser)
+    request.plugins.options(parser)
     in_recipe = recipe_flags(
         request.recipe.flags, lambda name: request.origins.where("flags", name)
     )
     output = f"runs/{request.recipe.name}" if request.options.recipe else None
-    active = (*present(BUILTINS), *plugins.names)
+    active = (*present(BUILTINS), *request.plugins.names)
     trees = request.options.sequences == "trees"
     folder, device = request.folder, cpu.device()
     return Flags(parser, request.flags, in_recipe, folder, device, problems, output, active, trees)
 
 
-def draft_run(request: PlanRequest, plugins: Plugins, flags: Flags) -> Run:
+def draft_run(request: PlanRequest, flags: Flags) -> Run:
     """Returns the run before its policies are known."""
-    args = flags.args()
+    args, plugins = flags.args(), request.plugins
     version = upstream_cli.upstream_version()
     got = f"openrlhf {version} is {releases.standing(version)}"
     other_release = (
@@ -345,16 +301,14 @@ def draft_run(request: PlanRequest, plugins: Plugins, flags: Flags) -> Run:
     return replace(run, need_step=need_step(plugins, run))
 
 
-def with_policies(
-    run: Run, request: PlanRequest, plugins: Plugins, flags: Flags, problems: Problems
-) -> Run:
+def with_policies(run: Run, request: PlanRequest, flags: Flags, problems: Problems) -> Run:
     """Returns the run with its policies, their flags and models."""
-    answered = problems.attempt(lambda: policies_of(plugins, run)) or []
+    answered = problems.attempt(lambda: policies_of(request.plugins, run)) or []
     policies = [p for p in answered if not p.excluded_by]
     without = request.without | {p.name: p.excluded_by for p in answered if p.excluded_by}
     problems += check_policies(run, policies, without, request.origins)
-    problems += check_followers(run, policies, request.origins)
-    problems += check_external(run, policies, request.origins)
+    problems += check_followers(run, policies)
+    problems += check_external(run, policies)
     names = [p.name for p in policies]
     idle = [
         Problem(
@@ -413,7 +367,7 @@ def with_policies(
         policy_args=policy_args,
         warnings=tuple(dict.fromkeys([*run.warnings, *idle, *printed])),
     )
-    return replace(known, processes=problems.attempt(lambda: processes_of(plugins, known)))
+    return replace(known, processes=problems.attempt(lambda: processes_of(request.plugins, known)))
 
 
 def use_engines_only(args: SimpleNamespace) -> None:
@@ -525,11 +479,7 @@ def _remap(recipe: Recipe, mapping: str) -> Recipe:
 def mentioned_plugins(words: Sequence[str]) -> Plugins:
     """Returns the plugins that a command line and its recipe name, whatever else is wrong with it:
     for `--help`."""
-    flags = [
-        f
-        for f in split_flags([w for w in words if w not in ("--help", "-h")], COMMAND_LINE)
-        if f.words
-    ]
+    flags = [f for f in split_flags([w for w in words if w not in ("--help", "-h")]) if f.words]
     recipes: Iterable[Path] = [find_recipe(f.words[0]) for f in flags if f.name == "recipe"]
     left = [f.words[0] for f in flags if f.name == "without"]
     names = [name for path in recipes for name in kept_plugins(read_recipe(path), left)]

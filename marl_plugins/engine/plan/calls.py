@@ -6,15 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from marl_plugins.core.calls import clashes
 from marl_plugins.core.problems import Problem, meant
-from marl_plugins.core.recipe.recipe_yaml import Origins
 from marl_plugins.core.recipe.schema import Recipe, RoleConfig
 from marl_plugins.core.tools import Tool
 from marl_plugins.engine.hosts.vllm_parsers import KINDS, parser_names
 
 
-def check_calls(
-    recipe: Recipe, origins: Origins, tools: Mapping[str, Tool], sent: bool = False
-) -> list[Problem]:
+def check_calls(recipe: Recipe, tools: Mapping[str, Tool], sent: bool) -> list[Problem]:
     """Returns what is wrong with `calls`, `reasoning` and the names of functions; those of MCP
     servers show when a run starts.
 
@@ -27,15 +24,11 @@ def check_calls(
             tools[tool] for tool in role.tools if tool in tools
         ]  # others are reported with the roles
         for key, problem in _problems(role, own, sent):
-            problems.append(
-                problem.within(line=origins.where("roles", name, key), key=f"roles.{name}.{key}")
-            )
+            problems.append(problem.within(key=f"roles.{name}.{key}"))
     return problems
 
 
-def _problems(
-    role: RoleConfig, tools: Sequence[Tool], sent: bool = False
-) -> Iterator[tuple[str, Problem]]:
+def _problems(role: RoleConfig, tools: Sequence[Tool], sent: bool) -> Iterator[tuple[str, Problem]]:
     for key in KINDS:
         known, parser = parser_names(key), getattr(role, key)
         if known and parser is not None and parser not in known:

@@ -34,13 +34,13 @@ def describe(plan: Plan) -> dict[str, Any]:
         "device": run.device,
         "openrlhf": upstream_cli.upstream_version(),
         "plugins": plan.plugins.versions(),
-        **({"without": plan.options.without} if plan.options.without else {}),
+        **_given(without=plan.options.without),
         "roles": {
             name: {
                 **players(run.recipe, name),
-                **({"prompt": str(run.folder / role.prompt)} if role.prompt else {}),
+                **_given(prompt=role.prompt and str(run.folder / role.prompt)),
                 "tools": role.tools,
-                **({"calls": role.calls} if role.calls else {}),
+                **_given(calls=role.calls),
                 "max_turns": role.max_turns,
                 "max_new_tokens": run.longest_answer(name),
             }
@@ -49,11 +49,11 @@ def describe(plan: Plan) -> dict[str, Any]:
         "policies": {
             p.name: {
                 "model": p.shown_model,
-                **({"endpoint": shown_url(p.served.address)} if p.served else {}),
+                **_given(endpoint=p.served and shown_url(p.served.address)),
                 "trainable": p.trainable,
                 "follows": p.follows or None,
                 **({"train_every": p.train_every} if p.train_every > 1 else {}),
-                **({"template": dict(p.template)} if p.template else {}),
+                **_given(template=dict(p.template)),
                 "max_len": run.policy_args[p.name].data.max_len,
                 "engines": run.policy_args[p.name].vllm.num_engines,
                 "ranks": training_gpus(run.policy_args[p.name]) if p.trainable else 0,
@@ -69,9 +69,11 @@ def describe(plan: Plan) -> dict[str, Any]:
         },
         "devices": needed_devices(run),
         "devices_together": sum(needed_devices(run).values()),
-        **({"cpus": needed_cpus(run)} if run.device != "cpu" else {}),
-        **({"fewer_devices": fewer} if (fewer := fewer_devices(run)) else {}),
-        **({"estimate": estimated} if (estimated := estimate(plan)) else {}),
+        **_given(
+            cpus=run.device != "cpu" and needed_cpus(run),
+            fewer_devices=fewer_devices(run),
+            estimate=estimate(plan),
+        ),
         "tasks": plan.counted,
         **_tasks(plan),
         "steps": _steps(plan),
@@ -92,6 +94,11 @@ def describe(plan: Plan) -> dict[str, Any]:
         },
         "warnings": [as_json(warning) for warning in run.warnings],
     }
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Returns the parts of a plan that are there."""
+    return {name: value for name, value in values.items() if value}
 
 
 def players(recipe: Recipe, role: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import copy
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
@@ -14,7 +13,7 @@ from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.run import Run
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.plan.build import build_plan, use_engines_only
-from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
+from marl_plugins.engine.plan.flags import split_flags
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.resume import COMMAND_FILE
 
@@ -52,20 +51,8 @@ def planned(words: Sequence[str], own: UpstreamParser) -> tuple[Plan, Namespace]
     Raises:
         ConfigurationError: All that is wrong with them.
     """
-    flags = split_flags(words, COMMAND_LINE)
+    flags = split_flags(words)
     names = [option.removeprefix("--") for option in own._option_string_actions]
-    misspelt = [
-        Problem(
-            "flags.unknown",
-            at(line=COMMAND_LINE, flag=f.name),
-            "unknown flag",
-            fix=meant(f.name, names),
-        )
-        for f in flags
-        if f.name not in names and get_close_matches(f.name, names, cutoff=0.7)
-    ]
-    if misspelt:  # the plan's flags do not have ours
-        raise ConfigurationError(misspelt)
     if resumed := [f.name for f in flags if f.name in TRAINING]:
         fix = "what a run has saved is evaluated with --recipe RECIPE --models FOLDER"
         where = at(flag=resumed[0])

@@ -65,9 +65,10 @@ def estimate(plan: Plan) -> dict[str, Any]:
         "assumes": ASSUMES,
         "parameters": {name: f"{size / 1e9:.3g} B" for name, size in known.items()},
         "memory": {
-            name: memory(run.policy_args[name], size, _trained(run, name))
-            for name, size in known.items()
-            if run.processes is None or run.processes.engines_of(run, name) == name
+            p.name: memory(run.policy_args[p.name], known[p.name], p.trainable)
+            for p in run.policies
+            if p.name in known
+            and (run.processes is None or run.processes.engines_of(run, p.name) == p.name)
         },
         "sync": sync(run),
         "step": f"at most {generate:.0f} s to generate, {train:.0f} s to train",
@@ -226,10 +227,9 @@ def training(run: Run, sizes: Mapping[str, float], trajectories: int) -> float:
     """Returns the seconds in which the policy with the most to train is done; adapters of one model
     take turns."""
     seconds: dict[str, float] = {}
-    for name, size in sizes.items():
-        if _trained(run, name):
-            owner = name if run.processes is None else run.processes.engines_of(run, name)
-            seconds[owner] = seconds.get(owner, 0.0) + _training(run, name, size, trajectories)
+    for name in (p.name for p in run.policies if p.trainable and p.name in sizes):
+        owner = name if run.processes is None else run.processes.engines_of(run, name)
+        seconds[owner] = seconds.get(owner, 0.0) + _training(run, name, sizes[name], trajectories)
     return max(seconds.values(), default=0.0)
 
 
@@ -250,7 +250,3 @@ def _training(run: Run, policy: str, size: float, trajectories: int) -> float:
     ]
     operations = (6 * args.train.max_epochs + 2 * forward) * size * trajectories * sum(lengths)
     return float(operations / (OPERATIONS_PER_SECOND * training_gpus(args)))
-
-
-def _trained(run: Run, name: str) -> bool:
-    return next(p.trainable for p in run.policies if p.name == name)

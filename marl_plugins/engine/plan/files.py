@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 
 from marl_plugins.core.cases import CaseSection
 from marl_plugins.core.demonstrations import WarmStartConfig
-from marl_plugins.core.failures import ConfigurationError, place_of
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.recipe_yaml import Origins
@@ -107,15 +106,6 @@ def _modules(plan: Plan, origins: Origins) -> list[Problem]:
 
 def _signature_problems(called: Any, name: str, arguments: Sequence[str]) -> list[Problem]:
     """Returns why a recipe's function cannot be called as it will be, with its file and line."""
-    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-        return [
-            Problem(
-                "files.async",
-                where=at(line=place_of(called)),
-                got=f"{name} is `async def`, and is not awaited",
-                fix=f"write `def {name}({', '.join(arguments)})`",
-            )
-        ]
     wrong = arity_problem(called, len(arguments))
     return [replace(wrong, fix=f"{name} is called with {', '.join(arguments)}")] if wrong else []
 

@@ -250,21 +250,14 @@ def model_digest(folder: Path) -> str | None:
     return digest([file_digest(folder / "config.json"), weights])
 
 
-def flat(args: SimpleNamespace, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields nested flags by their dotted names."""
-    for name, value in vars(args).items():
-        if isinstance(value, SimpleNamespace):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def compared_flags(plan: Plan, args: SimpleNamespace) -> dict[str, Any]:
     """Returns the flags that can be set and change what is learned: all but those of `FREE`,
     `ELSEWHERE` and plugins' `may_differ`."""
     free = _free(plan)
     kept = {
-        name: value for name, value in flat(args) if _can_be_set(name) and not matches(name, free)
+        name: value
+        for name, value in values_of(args)
+        if _can_be_set(name) and not matches(name, free)
     }
     return {
         name: Path(value).name if _is_file(value) else copy.copy(shown_flag(name, value))
@@ -308,7 +301,9 @@ def _one_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def values_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields nested mappings by dotted keys."""
+    """Yields nested mappings, or nested flags, by dotted keys."""
+    if isinstance(value, SimpleNamespace):
+        value = vars(value)
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from values_of(inner, f"{prefix}.{key}" if prefix else str(key))
@@ -340,7 +335,7 @@ def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
         if file:
             files[what] = (file, run.folder / file)
     compared = compared_flags(plan, run.args)
-    for flag, value in flat(run.args):
+    for flag, value in values_of(run.args):
         if flag in compared and _is_file(value):
             files[f"--{flag}"] = (Path(value).name, Path(value))
     known = {path.resolve() for _, path in files.values()}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,30 +35,6 @@ from marl_plugins.engine.hosts.old_flags import old_flags, successor
 from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.engine.plan.ranges import CHOICES, RANGES
 
-OWN_FLAGS = (
-    *(
-        "recipe",
-        "plugin",
-        "without",
-        "mapping",
-        "max_steps",
-        "max_idle_steps",
-        "async.max_lag",
-        "logical_gpus",
-        "resume",
-        "resume_with_changes",
-    ),
-    *(
-        "trust_remote_code",
-        "sequences",
-        "no_trainer_logprobs",
-        "file_diffs",
-        "logger.trajectories",
-        "dry-run",
-        "debug",
-        "json",
-    ),
-)
 MAX_LAG = (
     "with --train.partial_rollout_enable: leave out rows with a token sampled by weights more than "
     "N versions older than those it would train; default: none"
@@ -217,7 +192,7 @@ def own_parser() -> upstream_cli.UpstreamParser:
     return parser
 
 
-def split_flags(words: Sequence[str], where: str) -> list[GivenFlag]:
+def split_flags(words: Sequence[str]) -> list[GivenFlag]:
     """Returns a command line cut into flags with their values, also those of the form
     `--flag=value`.
 
@@ -228,15 +203,15 @@ def split_flags(words: Sequence[str], where: str) -> list[GivenFlag]:
     for word in words:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            flags.append(GivenFlag(name, (value,) if equals else (), where))
+            flags.append(GivenFlag(name, (value,) if equals else (), COMMAND_LINE))
         elif not flags:
             fix = f"a recipe is named by --recipe {word}"
             raise ConfigurationError(
-                Problem("flags.no_flag", at(line=where), repr(word), "a flag (--name)", fix)
+                Problem("flags.no_flag", at(line=COMMAND_LINE), repr(word), "a flag (--name)", fix)
             )
         else:
             last = flags.pop()
-            flags.append(GivenFlag(last.name, (*last.words, word), where))
+            flags.append(GivenFlag(last.name, (*last.words, word), COMMAND_LINE))
     return [replace(flag, words=tuple(map(from_home, flag.words))) for flag in flags]
 
 
@@ -310,9 +285,6 @@ def check_flag(
         FLAGS.get(flag.name),
         actions.get(flag.name),
     )
-    if flag.name.startswith("-"):
-        where, fix = at(line=flag.where, key=flag.name), f"write {flag.name.lstrip('-')}"
-        return [Problem("flags.dashes", where, "flags stand in a recipe without dashes", fix=fix)]
     if action is None:
         typed = f"policy.{flag.policy}.{flag.name}" if flag.policy else flag.name
         return [
@@ -353,11 +325,6 @@ def check_flag(
 def parse_alone(flag: GivenFlag, parser: argparse.ArgumentParser) -> list[Problem]:
     """Returns the problems that parsing one flag reports, with its place."""
     where, action = at(line=flag.where, flag=flag.name), actions_of(parser).get(flag.name)
-    if (dashes := [w for w in flag.words if re.match(r"[-\u2010-\u2015][^\d.]", w)]) and len(
-        flag.words
-    ) > 1:
-        fix = "a flag begins with two hyphens (--NAME)"
-        return [Problem("flags.hyphens", where, f"{dashes[0]!r} is no value", fix=fix)]
     if action is not None and action.nargs == 0 and len(flag.words) == 1:
         got = f"is a switch: it is on when given and takes no value, got {flag.words[0]}"
         return [Problem("flags.switch", where, got, fix="give the flag alone")]
@@ -379,28 +346,6 @@ def parse_alone(flag: GivenFlag, parser: argparse.ArgumentParser) -> list[Proble
             )
         ]
     return []
-
-
-def repeated_flags(
-    flags: Iterable[GivenFlag], actions: Mapping[str, argparse.Action]
-) -> list[Problem]:
-    """Returns the flags of a command line that are given more than once with different values, of
-    which the last one holds."""
-    values: dict[str, list[str]] = {}
-    for flag in flags:
-        if flag.name != "plugin" and not isinstance(actions.get(flag.name), argparse._AppendAction):
-            values.setdefault(flag.name, []).append(" ".join(flag.words))
-    return [
-        Problem(
-            "flags.repeated",
-            at(flag=name),
-            f"is given {len(occurrences)} times ({', '.join(occurrences)})",
-            fix="the last one holds: remove the others",
-            severity="warning",
-        )
-        for name, occurrences in values.items()
-        if len(set(occurrences)) > 1
-    ]
 
 
 def own_options(flags: Iterable[GivenFlag], problems: Problems) -> argparse.Namespace:
@@ -428,7 +373,7 @@ def unknown_flags(words: Sequence[str]) -> list[Problem]:
             "unknown flag",
             fix=_hint(flag, actions),
         )
-        for flag in split_flags(words, COMMAND_LINE)
+        for flag in split_flags(words)
         if flag.name not in actions
     ]
 
@@ -441,6 +386,9 @@ def actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
         for option in a.option_strings
         if option.startswith("--")
     }
+
+
+OWN_FLAGS = tuple(actions_of(own_parser()))
 
 
 def _hint(flag: GivenFlag, known: Iterable[str]) -> str:
@@ -526,9 +474,9 @@ class Flags:
         folder: Path,
         device: str,
         problems: Problems,
-        output: str | None = None,
-        plugins: Collection[str] = (),
-        trees: bool = False,
+        output: str | None,
+        plugins: Collection[str],
+        trees: bool,
     ):
         self.parser = parser
         self.plugins = plugins

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,25 +110,6 @@ def missing_model(model: str) -> list[Problem]:
         got = f"model {model!r} is neither a folder that exists nor a hub name (owner/name)"
         return [Problem("models.unknown", got=got)]
     return []
-
-
-def hub_warnings(models: Iterable[str]) -> list[Problem]:
-    """Returns the warnings of names that are the hub's for want of a folder, although a folder was
-    probably meant."""
-    return [
-        Problem(
-            "models.hub",
-            got=(
-                f"model {model!r} is loaded from the hub: the folder {Path(model).parent} is here "
-                "and has no "
-                f"{Path(model).name} in it"
-            ),
-            severity="warning",
-        )
-        for model in dict.fromkeys(models)
-        if model and not (is_tiny(model) or is_smollm2(model) or Path(model).exists())
-        if Path(model).parent.is_dir()
-    ]
 
 
 def positions_of(model: str) -> int | None:

@@ -43,15 +43,6 @@ class Problems(list[Problem]):
         """The problems that prevent nothing, one for each cause."""
         return each_cause_once(problem for problem in self if problem.severity == "warning")
 
-    def raise_if_any(self) -> None:
-        """Raises the errors together, if there are any.
-
-        Raises:
-            ConfigurationError: There are.
-        """
-        if errors := self.errors:
-            raise ConfigurationError(errors)
-
     def placed(
         self, origins: Origins, typed: Collection[str] = (), policies: Sequence[str] = ()
     ) -> Problems:

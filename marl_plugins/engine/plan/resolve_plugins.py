@@ -104,10 +104,6 @@ def _tool_problems(tool: Any) -> list[Problem]:
     """Returns what is wrong with one of the values that `marl_tools` returned."""
     if not isinstance(tool, Tool):
         return [Problem("tools.kind", (), _kind(tool), "a marl_plugins.Tool")]
-    if not isinstance(tool.name, str) or not tool.name:
-        return [
-            Problem("tools.name", (), repr(tool.name), "a tool's name to be a non-empty string")
-        ]
     problems = [
         Problem("tools.field", at(tool=tool.name), _kind(value), f"`{field}` to be {expected}")
         for field, value, right, expected in (
@@ -118,7 +114,6 @@ def _tool_problems(tool: Any) -> list[Problem]:
                 _is_find(tool),
                 "a function that is not async, or None for a tool with functions",
             ),
-            ("message_role", tool.message_role, isinstance(tool.message_role, str), "a string"),
         )
         if not right
     ]

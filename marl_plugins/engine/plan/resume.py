@@ -232,9 +232,7 @@ def saved_folders(folder: Path, policies: Iterable[str], critics: bool) -> list[
     ]
 
 
-def missing_parts(
-    folder: Path, manifest: Mapping[str, Any], critics: bool = False
-) -> list[Problem]:
+def missing_parts(folder: Path, manifest: Mapping[str, Any], critics: bool) -> list[Problem]:
     """Returns what of a saved step is not on disk, as far as names and sizes show, and how to
     continue without it."""
     problems = _missing(folder, manifest, critics)

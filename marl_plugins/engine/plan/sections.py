@@ -40,7 +40,7 @@ def sections_of(plugins: Plugins) -> dict[str, type[Section]]:
             once.
     """
     models: dict[str, type[Section]] = {}
-    owners: dict[str, str] = {}
+    owners = dict.fromkeys(Recipe.model_fields, "the recipe itself")
     problems: list[Problem] = []
     for impl in plugins.in_order("marl_sections"):
         plugin = impl.plugin_name
@@ -50,7 +50,7 @@ def sections_of(plugins: Plugins) -> dict[str, type[Section]]:
             if problem := _wrong_section(name, model) or _taken(name, owners):
                 problems.append(problem.within(plugin=plugin, hook="marl_sections"))
             else:
-                models[name], owners[name] = model, plugin
+                models[name], owners[name] = model, f"plugin {plugin}"
     if problems:
         raise ConfigurationError(problems)
     return models
@@ -64,44 +64,27 @@ def _wrong_section(name: Any, model: Any) -> Problem | None:
     if not isinstance(model, type) or not issubclass(model, Section):
         expected = "a class derived from marl_plugins.Section"
         return Problem("sections.model", at(key=name), f"{model!r:.80}", expected)
-    if name.partition(".")[0] in Recipe.model_fields:
-        return Problem(
-            "sections.taken",
-            at(key=name),
-            "this key is the recipe's own",
-            fix="choose another name",
-        )
     return None
 
 
 def _taken(name: str, owners: Mapping[str, str]) -> Problem | None:
-    """Returns the problem with a name that a plugin has given already, or one around or below it;
-    None where there is none."""
-    for other, plugin in owners.items():
+    """Returns the problem with a name that is given already, or one around or below it; None where
+    there is none."""
+    for other, owner in owners.items():
         if other == name or other.startswith(f"{name}.") or name.startswith(f"{other}."):
-            return Problem(
-                "sections.taken",
-                at(key=name),
-                f"plugin {plugin} owns the key {other}",
-                fix="rename one of them",
-            )
+            got = f"{owner} owns the key {other}"
+            return Problem("sections.taken", at(key=name), got, fix="choose another name")
     return None
 
 
 def _absent_owners(tree: RecipeTree, sections: Mapping[str, type[Section]]) -> dict[str, str]:
     """Returns the shipped plugins that would read keys of a recipe which nothing reads, by the
-    section."""
-    read = {*Recipe.model_fields, *sections, *(name.partition(".")[0] for name in sections)}
-    below = [
-        f"{key}.{name}"
-        for key, value in tree.values.items()
-        if key not in Recipe.model_fields and key not in sections and isinstance(value, Mapping)
-        for name in value
-    ]
-    if read.issuperset(tree.values) and read.issuperset(below):
-        return {}
-    owners: dict[str, str] = {}
-    for plugin in present(SHIPPED):
-        hook = getattr(load(plugin), "marl_sections", None)
-        owners |= dict.fromkeys(hook() if hook else (), plugin)
-    return {name: plugin for name, plugin in owners.items() if name not in sections}
+    key: the plugin's own name."""
+    return {
+        key: plugin
+        for plugin in SHIPPED
+        if (key := plugin.rpartition(".")[2]) in tree.values
+        and key not in sections
+        and present([plugin])
+        and hasattr(load(plugin), "marl_sections")
+    }

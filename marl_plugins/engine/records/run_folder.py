@@ -90,14 +90,14 @@ def record_start(plan: Plan, words: Sequence[str], done: int, day: date | None =
         path.parent.mkdir(parents=True, exist_ok=True)
         entries = read_entries(path) if path.exists() else []
         copies = FolderCopies(plan, path.parent, entries[-1].get("files", {}) if entries else {})
-        flags = split_flags(replayed(words)[0], COMMAND_LINE)
+        flags = split_flags(replayed(words)[0])
         entry = sealed(
             {
                 "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
                 "day": (day or date.today()).isoformat(),
                 "resumed_after": done or None,
                 "directory": str(Path.cwd()),
-                "words": [w for f in split_flags(words, COMMAND_LINE) for w in _masked(f).argv],
+                "words": [w for f in split_flags(words) for w in _masked(f).argv],
                 "repeat": _repeatable(plan, flags, copies),
                 "secrets": [f.name for f in flags if holds_secret(f.name, f.words)],
                 "linked": copies.linked,
@@ -138,7 +138,7 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
         ConfigurationError: The folder holds no run, or the recipe or one of its plugins is given
             too.
     """
-    flags = split_flags(words, COMMAND_LINE)
+    flags = split_flags(words)
     chosen = [flag for flag in flags if flag.name == "resume"]
     if not chosen:
         return list(words), []

@@ -4,12 +4,12 @@ weights than sampled them."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.run import Run, is_partial, possible_lag, queue_size
+from marl_plugins.core.run import Run, is_partial, queue_size
 from marl_plugins.engine.hosts.devices import engine_gpus, training_gpus
 from marl_plugins.engine.manager import Plugins, applies
+from marl_plugins.engine.plan.describe import flag_value
 
 FLAG, QUEUE, CORRECTION = (
     "train.async_enable",
@@ -35,7 +35,7 @@ def check_async(run: Run) -> Iterator[Problem]:
         return
     trained = [policy.name for policy in run.policies if policy.trainable]
     for name in trained:
-        if flags := [flag for flag in SHARING if _value(run.policy_args[name], flag)]:
+        if flags := [flag for flag in SHARING if flag_value(run.policy_args[name], flag)]:
             a = run.policy_args[name]
             yield Problem(
                 "async.shared_devices",
@@ -54,7 +54,7 @@ def check_async(run: Run) -> Iterator[Problem]:
         )
         yield Problem("async.queue", at(flag=QUEUE), got, fix="leave it out", severity="warning")
     if uncorrected := [
-        name for name in trained if _value(run.policy_args[name], CORRECTION) in (None, "off")
+        name for name in trained if flag_value(run.policy_args[name], CORRECTION) in (None, "off")
     ]:
         got = (
             f"rows are {'up to ' * is_partial(run.args)}{queue} version{'s' if queue > 1 else ''} "
@@ -95,19 +95,7 @@ def check_partial(run: Run) -> Iterator[Problem]:
         fix="leave it out where that matters",
         severity="warning",
     )
-    if run.max_lag is not None and run.max_lag >= possible_lag(run):
-        got = (
-            f"{run.max_lag}: no token gets more than {possible_lag(run)} old, so that nothing is "
-            "left out"
-        )
-        yield Problem(
-            "async.max_lag",
-            at(flag=MAX_LAG),
-            got,
-            fix="lower it, or leave it out",
-            severity="warning",
-        )
-    elif run.max_lag == 0:
+    if run.max_lag == 0:
         got = (
             "0: answers that are begun before an update ends are left out, which is all of them "
             "where a rollout takes no longer"
@@ -157,9 +145,3 @@ def check_queue(run: Run, steps: int | None) -> list[Problem]:
             fix="leave it out",
         )
     ]
-
-
-def _value(args: Any, flag: str) -> Any:
-    for part in flag.split("."):
-        args = getattr(args, part, None)
-    return args

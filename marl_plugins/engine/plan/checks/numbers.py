@@ -10,17 +10,15 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.run import Run
 from marl_plugins.engine.plan.checks.placement import check_placement
-from marl_plugins.engine.plan.devices import needed_devices, shown_devices
+from marl_plugins.engine.plan.devices import needed_devices, shown_devices, too_few
 from marl_plugins.engine.plan.models import positions_of, sliding_window_of
 
-LEAST_TASK_SECONDS = 0.1
-"""Deadlines of a trajectory that are shorter are taken for a slip."""
 MOST_LIKELY = MappingProxyType({"actor.adam.lr": 0.1, "rollout.temperature": 10.0})
 """Larger values of flags are taken for a slip."""
 UNLIKELY = "is a sign or a power of ten missing?"
 
 
-def check_numbers(run: Run, trees: bool = False) -> list[Problem]:
+def check_numbers(run: Run, trees: bool) -> list[Problem]:
     """Returns problems with numbers that do not fit each other; the range of each alone is checked
     with its flag (ranges.py).
 
@@ -32,20 +30,6 @@ def check_numbers(run: Run, trees: bool = False) -> list[Problem]:
         where, got = at(flag="ckpt.save_steps"), "a step is saved every N steps, got 0"
         problems.append(
             Problem("plan.save_steps", where, got, fix="give 1 or more, or -1 to save none")
-        )
-    if run.recipe.limits.task_seconds < LEAST_TASK_SECONDS:
-        got = (
-            f"{run.recipe.limits.task_seconds:g}: a trajectory that takes longer is lost, and "
-            "hardly any is faster"
-        )
-        problems.append(
-            Problem(
-                "plan.unlikely",
-                at(key="limits.task_seconds"),
-                got,
-                fix=UNLIKELY,
-                severity="warning",
-            )
         )
     if args.ckpt.disable_ds:
         problems += _without_steps(args.ckpt)
@@ -88,19 +72,14 @@ def check_numbers(run: Run, trees: bool = False) -> list[Problem]:
     elif (
         run.logical_gpus is not None
         and run.policy_args
-        and run.logical_gpus < sum(needed_devices(run).values())
+        and run.logical_gpus < (needed := sum(needed_devices(run).values()))
     ):
         problems.append(
             Problem(
                 "plan.logical_gpus",
                 at(flag="logical_gpus"),
-                f"{run.logical_gpus}: the plan needs {sum(needed_devices(run).values())} "
-                f"({shown_devices(run)})",
-                fix=(
-                    "use fewer engines (--vllm.num_engines), fewer ranks "
-                    "(--actor.num_gpus_per_node) or a shared "
-                    "mapping (--mapping shared)"
-                ),
+                f"{run.logical_gpus}: the plan needs {needed} ({shown_devices(run)})",
+                fix=too_few(run, run.logical_gpus),
                 flags=("vllm.num_engines", "actor.num_gpus_per_node"),
             )
         )

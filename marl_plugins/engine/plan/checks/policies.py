@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, at, meant
@@ -66,13 +65,12 @@ def check_policies(
     return problems
 
 
-def check_followers(run: Run, policies: Sequence[Policy], origins: Origins) -> list[Problem]:
+def check_followers(run: Run, policies: Sequence[Policy]) -> list[Problem]:
     """Returns what is wrong with the policies that hold another one's weights."""
     by_name, problems = {p.name: p for p in policies}, []
     for policy in (p for p in policies if p.follows):
         for key, problem in _follower(run, policy, by_name):
-            place = at(line=origins.where("policies", policy.name, key))
-            problems.append(replace(problem, where=place + at(key=f"policies.{policy.name}.{key}")))
+            problems.append(problem.within(key=f"policies.{policy.name}.{key}"))
     return problems
 
 
@@ -81,14 +79,7 @@ def _follower(
 ) -> Iterator[tuple[str, Problem]]:
     """Returns what is wrong with one follower, by the key that says it."""
     followed, name = by_name.get(policy.follows), repr(policy.follows)
-    if followed is policy:
-        yield (
-            "follows",
-            Problem(
-                "policies.itself", got="a policy cannot follow itself", fix="name a trained one"
-            ),
-        )
-    elif followed is None:
+    if followed is None:
         others = [p.name for p in by_name.values() if p.trainable and p is not policy]
         got = f"there is no policy {name} in this run"
         yield "follows", Problem("policies.unknown", got=got, fix=meant(policy.follows, others))
@@ -103,20 +94,19 @@ def _follower(
         yield "model", Problem("policies.model_of_follower", got=got, fix="remove the key")
 
 
-def check_external(run: Run, policies: Sequence[Policy], origins: Origins) -> list[Problem]:
+def check_external(run: Run, policies: Sequence[Policy]) -> list[Problem]:
     """Returns what needs the tokens of external policies, of which there are words alone."""
     problems = []
     for policy in (p for p in policies if p.served):
         own = ("trainable", "follows", "template")
-        keys = [("policies", policy.name, key) for key in own if getattr(policy, key)]
+        keys = [f"policies.{policy.name}.{key}" for key in own if getattr(policy, key)]
         for role in run.recipe.roles_of(policy.name):
             config, of_model = run.recipe.roles[role], ("calls", "reasoning", "template")
-            keys += [("roles", role, key) for key in of_model if getattr(config, key)]
+            keys += [f"roles.{role}.{key}" for key in of_model if getattr(config, key)]
         for key in keys:
-            where = at(line=origins.where(*key), key=".".join(key))
             got = f"needs the tokens of policy {policy.name!r}, and an endpoint gives words alone"
             fix = "remove the key, or give it a model here"
-            problems.append(Problem("policies.words_alone", where, got, fix=fix))
+            problems.append(Problem("policies.words_alone", at(key=key), got, fix=fix))
     return problems
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import keyword
 import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, Where, at, close_names, meant
@@ -34,7 +32,7 @@ def check_roles(
     origins: Origins,
     folder: Path,
     tool_names: set[str] | None,
-    sections: Mapping[str, type[Section]] = MappingProxyType({}),
+    sections: Mapping[str, type[Section]],
 ) -> list[Problem]:
     """Returns everything that is wrong with the roles.
 
@@ -94,13 +92,6 @@ def _population(role: str, members: Sequence[str], where: Where) -> Iterator[Pro
 
 def _name(name: str, origins: Origins) -> Iterator[Problem]:
     where = at(line=origins.where("roles", name), role=name)
-    if keyword.iskeyword(name):
-        yield Problem(
-            "roles.keyword",
-            where,
-            "cannot be called: it is a Python keyword",
-            fix="choose another name",
-        )
     if not re.fullmatch(NAME, name) or name.startswith("_"):
         got, fix = (
             "cannot be called",
@@ -112,10 +103,7 @@ def _name(name: str, origins: Origins) -> Iterator[Problem]:
 def _prompts(role: str, config: RoleConfig, origins: Origins, folder: Path) -> Iterator[Problem]:
     for key in ("prompt", "system", "followup"):
         if (file := getattr(config, key)) is not None:
-            line = origins.where("roles", role, key)
-            yield from (
-                p.within(line=line, key=f"roles.{role}.{key}") for p in _prompt(folder / file)
-            )
+            yield from (p.within(key=f"roles.{role}.{key}") for p in _prompt(folder / file))
     if config.examples is not None:
         try:
             read_examples(folder / config.examples)
@@ -123,7 +111,7 @@ def _prompts(role: str, config: RoleConfig, origins: Origins, folder: Path) -> I
             line, key = origins.where("roles", role, "examples"), f"roles.{role}.examples"
             yield from (p.within(line=line, key=key) for p in error.problems)
     if "" in config.stop:
-        where = at(line=origins.where("roles", role, "stop"), key=f"roles.{role}.stop")
+        where = at(key=f"roles.{role}.stop")
         yield Problem("roles.empty_stop", where, "'' occurs in every text", fix="remove it")
 
 
@@ -141,19 +129,11 @@ def _prompt(path: Path) -> list[Problem]:
         return [
             Problem("roles.empty_prompt", where, "is empty", fix="write what the role is asked")
         ]
-    if "\0" in text:
-        return [Problem("roles.nul", where, "holds a NUL character", fix="remove it")]
     no_name = [field for field in fields if not field.isidentifier()]
-    taken = [
-        field for field in fields if keyword.iskeyword(field) or field in ("after", "continues")
-    ]
     fix = "a field is a name such as {problem}, and braces are written {{ and }}"
     problems = [
         Problem("roles.field", where, f"{{{field}}} is not a field", fix=fix) for field in no_name
     ]
-    for field in taken:
-        got = f"{{{field}}} cannot be given: `{field}=` means something else in a call"
-        problems.append(Problem("roles.taken_field", where, got, fix="rename the field"))
     try:
         _ = problems or text.format_map(dict.fromkeys(fields, ""))
     except (ValueError, KeyError) as error:  # what follows `:` or `!` in a field
@@ -172,11 +152,7 @@ def _tools(
     tool_names: set[str] | None,
     sections: Mapping[str, type[Section]],
 ) -> Iterator[Problem]:
-    where = (
-        at(line=origins.where("roles", role, "tools"), key=f"roles.{role}.tools")
-        if config.tools
-        else ()
-    )
+    where = at(key=f"roles.{role}.tools")
     for tool in config.tools if tool_names is not None else ():
         if tool not in (tool_names or ()):
             how = (
