@@ -143,34 +143,18 @@ class ServiceSandbox:
         Raises:
             ConfigurationError: It does not run, with what can be done about it.
         """
-        try:
-            await self._try()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def _try(self) -> None:
+        where = at(key="tools.sandbox.url")
         cure = "start one with `openrlhf sandbox serve`, or correct tools.sandbox.url"
         try:
-            reply = await self._ping()
-            if reply != b'"pong"':
-                shown = self._redaction.text(reply[:200].decode(errors="replace"), 80)
-                got = f'{self.shown}: GET /v1/ping gave {shown!r}, and SandboxFusion answers "pong"'
-                raise ConfigurationError(
-                    Problem("sandbox.ping", at(key="tools.sandbox.url"), got, fix=cure)
-                )
             ran = await self.run(Program("print(6 * 7)"))
         except (InfrastructureFailure, RunPaused) as failure:
-            got = f"{self.shown}: {str(failure).removeprefix(f'{self.shown}: ')}"
             raise ConfigurationError(
-                Problem("sandbox.unreachable", at(key="tools.sandbox.url"), got, fix=cure)
+                Problem("sandbox.unreachable", where, str(failure), fix=cure)
             ) from failure
         if (ran.status, ran.stdout) != ("finished", "42\n"):
             reason = ran.reason or ran.stderr[-LAST_WORDS_CHARS:] or ran.stdout
             got = f"{self.shown}: print(6 * 7) gave {ran.status}: {reason!r}"
-            raise ConfigurationError(
-                Problem("sandbox.answer", at(key="tools.sandbox.url"), got, fix=cure)
-            )
+            raise ConfigurationError(Problem("sandbox.answer", where, got, fix=cure))
 
     async def close(self) -> None:
         """Ends the session, and with it what is being waited for."""
@@ -185,20 +169,20 @@ class ServiceSandbox:
             try:
                 job = await asyncio.to_thread(_Job, program, workspace)
                 body = await asyncio.to_thread(job.body, self._source)
-            except OSError as error:
-                raise InfrastructureFailure("sandbox", f"workspace {workspace}: {error}") from error
-            response = await self._answered(
-                body, program.limits.seconds + 2 * STARTING_SECONDS + self._queue
-            )
-            try:
+                response = await self._answered(
+                    body, program.limits.seconds + 2 * STARTING_SECONDS + self._queue
+                )
                 return await asyncio.to_thread(job.completed, response)
             except OSError as error:
                 raise InfrastructureFailure("sandbox", f"workspace {workspace}: {error}") from error
-            except InfrastructureFailure as failure:
-                raise self._failure(failure.kind, str(failure)) from failure
 
     async def _answered(self, body: bytes, seconds: float) -> RunCodeResponse:
         """The service's answer to a request, which is repeated where that may help."""
+
+        async def asked() -> RunCodeResponse:
+            status, answer = await self._exchange(body, seconds)
+            return await asyncio.to_thread(self._read, status, answer)
+
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(_TransientFailure),
             stop=stop_after_attempt(ATTEMPTS),
@@ -206,42 +190,23 @@ class ServiceSandbox:
             reraise=True,
         )
         try:
-            async for attempt in attempts:
-                with attempt:
-                    status, answer = await self._exchange("POST", "run_code", body, seconds)
-                    response = await asyncio.to_thread(self._read, status, answer)
-                    if response.status is RunStatus.SandboxError:
-                        raise _TransientFailure(
-                            "sandbox_service",
-                            f"could not run a program: {response.message[-LAST_WORDS_CHARS:]}",
-                        )
-                    return response
+            return await attempts(asked)
         except _TransientFailure as failure:
             raise self._failure(failure.kind, f"{failure}, {ATTEMPTS} times") from failure
-        raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _ping(self) -> bytes:
-        try:
-            status, answer = await self._exchange("GET", "v1/ping", None, CONNECTING_SECONDS)
-        except _TransientFailure as failure:
-            raise self._failure(failure.kind, str(failure)) from failure
-        return answer if status == 200 else f"{status}".encode()
-
-    async def _exchange(
-        self, method: str, path: str, body: bytes | None, seconds: float
-    ) -> tuple[int, bytes]:
+    async def _exchange(self, body: bytes, seconds: float) -> tuple[int, bytes]:
         """One request: the status and the body of its answer.
 
         Raises:
             _TransientFailure: There was none.
             InfrastructureFailure: There was none in time, or too large a one.
         """
-        headers = {"Content-Type": "application/json"} if body is not None else {}
+        headers = {"Content-Type": "application/json"}
         try:
             async with (
                 asyncio.timeout(seconds),
-                self._opened().request(
-                    method, f"{self._url}/{path}", data=body, headers=headers, allow_redirects=False
+                self._opened().post(
+                    f"{self._url}/run_code", data=body, headers=headers, allow_redirects=False
                 ) as response,
             ):
                 return response.status, await _body_of(response)
@@ -270,7 +235,7 @@ class ServiceSandbox:
         return self._session
 
     def _read(self, status: int, answer: bytes) -> RunCodeResponse:
-        """An answer in the protocol."""
+        """An answer in the protocol, to a program that has begun."""
         if status == 200:
             try:
                 response = RunCodeResponse(**json.loads(answer))
@@ -280,11 +245,20 @@ class ServiceSandbox:
                     "sandbox_protocol",
                     f"an answer that is not in SandboxFusion's protocol: {text!r}",
                 ) from error
-            if not response.files.keys() <= {remote.RESULT, remote.CHANGED}:
-                raise self._failure(
-                    "sandbox_protocol",
-                    f"returned files that were not asked for: {sorted(response.files)[:3]}",
+            if response.status is RunStatus.SandboxError:
+                raise _TransientFailure(
+                    "sandbox_service",
+                    f"could not run a program: {response.message[-LAST_WORDS_CHARS:]}",
                 )
+            ran = response.run_result
+            if ran is None or remote.BEGUN not in (ran.stdout or ""):
+                detail = (
+                    f"{ran.status.value}, exit code {ran.return_code}: "
+                    f"{(ran.stderr or '')[-LAST_WORDS_CHARS:]}"
+                    if ran
+                    else "no result"
+                )
+                raise self._failure("sandbox_service", f"did not begin a program ({detail})")
             return response
         text = " ".join(answer[:LAST_WORDS_CHARS].decode(errors="replace").split())
         if status in (408, 425, 429) or status >= 500:
@@ -346,9 +320,7 @@ class _Job:
             "merged": program.merged,
             "modules": program.modules,
             "seconds": limits.seconds,
-            "cpu_seconds": int(
-                limits.seconds + 1 if limits.cpu_seconds is None else max(1.0, limits.cpu_seconds)
-            ),
+            "cpu_seconds": limits.whole_cpu_seconds,
             "memory": limits.memory_mb << 20,
             "file": limits.file_mb << 20,
             "disk": limits.disk_mb << 20,
@@ -386,18 +358,10 @@ class _Job:
         """Returns the result of the program; a kept workspace is brought up to date.
 
         Raises:
-            InfrastructureFailure: It has not begun.
             OSError: The workspace cannot be written.
         """
         ran = response.run_result
-        if ran is None or remote.BEGUN not in (ran.stdout or ""):
-            detail = (
-                f"{ran.status.value}, exit code {ran.return_code}: "
-                f"{(ran.stderr or '')[-LAST_WORDS_CHARS:]}"
-                if ran
-                else "no result"
-            )
-            raise InfrastructureFailure("sandbox_service", f"did not begin a program ({detail})")
+        assert ran is not None
         limits = self.program.limits
         seconds = ran.execution_time or 0.0
         if remote.RESULT not in response.files:
