@@ -111,9 +111,7 @@ class SandboxServer:
             raise InfrastructureFailure("sandbox", f"the sandbox could not be started: {detail}")
         if "refused" in message:
             where = at(key=f"tools.sandbox.{message['key']}")
-            raise ConfigurationError(
-                Problem("sandbox.prepare", where, message["refused"], fix=message["fix"])
-            )
+            raise ConfigurationError(Problem("sandbox.prepare", where, message["refused"]))
 
     def fresh(self) -> Path:
         """Returns a new empty workspace, in a folder of its own, in which it stays where its

@@ -23,6 +23,7 @@ import pydantic
 from marl_plugins import hookimpl
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.findings import check_extra
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.run import note_user, tool_users
 from marl_plugins.core.section import Section
@@ -176,14 +177,16 @@ async def marl_stop(run: Run) -> None:
 @hookimpl
 def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> list[Finding]:
     """Runs three programs: a correct one, an endless one, one that needs too much memory."""
-    from marl_plugins.sandbox.trial import check_service_client, try_sandbox
+    from marl_plugins.sandbox.opening import NEEDED
+    from marl_plugins.sandbox.trial import try_sandbox
 
     python, sandbox = settings_of(run) if run is not None else (PythonToolConfig(), SandboxConfig())
     used = run is not None and _is_used(run)
+    what = "a sandbox at a service, and `openrlhf sandbox serve`"
+    client = check_extra("fusion", NEEDED, what, used and sandbox.isolation == "service")
     if static:
-        return check_service_client(used and sandbox.isolation == "service")
-    tried = try_sandbox(sandbox, python.limits, python.packages, used)
-    return [*check_service_client(used and sandbox.isolation == "service"), *tried]
+        return [client]
+    return [client, *try_sandbox(sandbox, python.limits, python.packages, used)]
 
 
 def _is_used(run: Run) -> bool:
