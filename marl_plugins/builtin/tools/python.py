@@ -13,7 +13,7 @@ imports.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -253,15 +253,21 @@ def python_tool(
     sandbox: OnDemandSandbox | None = None,
     workspaces: Callable[[Task], AbstractAsyncContextManager[Workspace]] | None = None,
 ) -> Tool:
-    """Returns the tool, with its limits.
+    """Returns the tool, with its limits; calls of all trajectories share one limit on how many run
+    at once.
 
     Args:
         sandbox: Where programs run; default: a sandbox of its own.
         workspaces: See `Tool.workspaces`.
     """
+    opened = sandbox or sandbox_of(config, SandboxConfig())
+
+    async def run(call: ToolCall) -> ToolResult:
+        return await run_program(call.text, config, opened.sandbox, call.workspace, call.files)
+
     return Tool(
         "python",
-        runner(config, sandbox),
+        run,
         find_programs,
         calls_per_answer=config.calls_per_answer,
         seconds_per_trajectory=config.seconds_per_trajectory,
@@ -270,19 +276,6 @@ def python_tool(
         settings=config.model_dump(mode="json"),
         functions=(FUNCTION,),
     )
-
-
-def runner(
-    config: PythonToolConfig, sandbox: OnDemandSandbox | None = None
-) -> Callable[[ToolCall], Awaitable[ToolResult]]:
-    """Returns what the tool calls: a program with the given limits; calls of all trajectories share
-    one limit on how many run at once."""
-    opened = sandbox or sandbox_of(config, SandboxConfig())
-
-    async def run(call: ToolCall) -> ToolResult:
-        return await run_program(call.text, config, opened.sandbox, call.workspace, call.files)
-
-    return run
 
 
 def sandbox_of(

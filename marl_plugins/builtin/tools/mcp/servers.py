@@ -16,24 +16,19 @@ What the agent gets wrong (a name, arguments, what the server calls an error) is
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-)
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, TextIO
 
-from marl_plugins.builtin.tools.mcp.noise import Noise
-from marl_plugins.builtin.tools.mcp.offers import functions_of, simplify_schemas, wrong_offers
+from marl_plugins.asking.prompts import shorten
+from marl_plugins.builtin.tools.mcp.offers import functions_of, leave_unchecked, wrong_offers
 from marl_plugins.builtin.tools.mcp.section import MCPServerConfig
 from marl_plugins.core.calls import parse_call
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, leaves_of, nearest
@@ -41,6 +36,7 @@ from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.redaction import Redaction, shown_url
 from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
+from marl_plugins.sandbox.streams import Stream
 
 if TYPE_CHECKING:
     from marl_plugins.builtin.tools.mcp.sdk import CallToolResult, Client
@@ -57,12 +53,29 @@ LAST_WORDS_CHARS = 500
 """Characters of a server's standard error that are shown where it failed."""
 
 
+class Noise(logging.Filter):
+    """Lets through the first of what servers print to their standard output, where messages of the
+    protocol belong, as one line: the SDK logs every line with its traceback."""
+
+    seen = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg = (
+            "warning: an MCP server (tools.mcp) writes to its standard output what is no message "
+            "of the protocol, which is passed over; have it write to standard error. Further "
+            "lines are not reported"
+        )
+        record.args, record.exc_info = (), None
+        first, self.seen = not self.seen, True
+        return first
+
+
 class Servers:
     """The MCP servers of a run."""
 
     def __init__(self) -> None:
         self._servers: dict[str, MCPServer] = {}
-        self._noise = Noise()
+        logging.getLogger("mcp.client.stdio").addFilter(Noise())
 
     def of(self, configs: Mapping[str, MCPServerConfig], folder: Path) -> list[MCPServer]:
         """Returns the servers of a recipe, which lies in `folder`."""
@@ -77,7 +90,6 @@ class Servers:
             ConfigurationError: Some cannot be reached, or do not have the tools that the recipe
                 names.
         """
-        self._noise.listen()
         tried = await asyncio.gather(
             *(server.learn() for server in self._servers.values()), return_exceptions=True
         )
@@ -134,7 +146,8 @@ class MCPServer:
         """
         started = time.monotonic()
         ok, output = await self._answer(call)
-        return ToolResult(self.name, call.text, self.shown(output), ok, time.monotonic() - started)
+        shown = shorten(self.redaction.redact(output), self.config.output_chars)
+        return ToolResult(self.name, call.text, shown, ok, time.monotonic() - started)
 
     async def _answer(self, call: ToolCall) -> tuple[bool, str]:
         made = call.function or parse_call(call.text)
@@ -145,18 +158,6 @@ class MCPServer:
             return False, f"there is no tool {made.name!r}{nearest(made.name, names)}"
         session: MCPSession = call.session or self.session()
         return await session.call(made.name, dict(made.arguments))
-
-    def shown(self, output: str) -> str:
-        """Returns a server's text without what it was given as a secret, head and tail where it is
-        long."""
-        text, most = self.redaction.redact(output), self.config.output_chars
-        if len(text) <= most:
-            return text
-        half = most // 2
-        return (
-            f"{text[:half]}\n[... {len(text) - most} characters left out "
-            f"...]\n{text[half - most :]}"
-        )
 
     def session(self) -> MCPSession:
         """Returns the session that all trajectories share; a new one where it has ended."""
@@ -261,7 +262,9 @@ class MCPSession:
     def __init__(self, server: MCPServer):
         self.functions: list[Function] = []
         self._server = server
-        self._said = StderrTail()
+        reading, writing = os.pipe()
+        self._said = Stream(reading, 4 * LAST_WORDS_CHARS, lambda count: None)
+        self._errors = os.fdopen(writing, "w")
         self._leave = asyncio.Event()
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._hold(), name=f"MCP server {server.name}")
@@ -275,6 +278,8 @@ class MCPSession:
 
     def _ended(self, owner: asyncio.Task[None]) -> None:
         self._server.sessions.discard(self)
+        self._errors.close()
+        self._said.close()
         if not owner.cancelled():
             owner.exception()  # said by whoever waits for the session; asyncio would log it too
 
@@ -282,9 +287,8 @@ class MCPSession:
         from marl_plugins.builtin.tools.mcp.sdk import Client
 
         async with AsyncExitStack() as stack:
-            errors = stack.enter_context(self._said.written())
             async with self._server.starting, asyncio.timeout(STARTING_SECONDS):
-                transport = await stack.enter_async_context(self._server.transport(errors))
+                transport = await stack.enter_async_context(self._server.transport(self._errors))
                 client = await stack.enter_async_context(
                     Client(transport, read_timeout_seconds=STARTING_SECONDS)
                 )
@@ -336,7 +340,7 @@ class MCPSession:
         gone: tuple[type[Exception], ...] = (TimeoutError, MCPError, *_broken())
         try:
             async with asyncio.timeout(ALIVE_SECONDS):
-                simplify_schemas((await client.list_tools(cache_mode="bypass")).tools)
+                leave_unchecked((await client.list_tools(cache_mode="bypass")).tools)
         except gone:
             self._leave.set()
 
@@ -348,7 +352,7 @@ class MCPSession:
         await asyncio.wait({self._owner}, timeout=LEAVING_SECONDS)
 
     def _failure(self, why: str) -> InfrastructureFailure:
-        output = self._said.text.strip()[-LAST_WORDS_CHARS:]
+        output = self._said.text().strip()[-LAST_WORDS_CHARS:]
         text = f"MCP server {self._server.name!r} ({self._server.place}): {why}" + (
             f"; it wrote: {output}" if output else ""
         )
@@ -365,36 +369,6 @@ class MCPSession:
         return ", ".join(
             dict.fromkeys(str(leaf) or type(leaf).__name__ for leaf in leaves_of(error))
         )
-
-
-class StderrTail:
-    """The end of what a process writes to its standard error; all before it is dropped."""
-
-    def __init__(self) -> None:
-        self._end = b""
-
-    @property
-    def text(self) -> str:
-        return self._end.decode(errors="replace")
-
-    @contextmanager
-    def written(self) -> Iterator[TextIO]:
-        """Provides the file that the process is given."""
-        reading, writing = os.pipe()
-        os.set_blocking(reading, False)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(reading, self._read, reading)
-        try:
-            with os.fdopen(writing, "w") as file:
-                yield file
-        finally:
-            loop.remove_reader(reading)
-            self._read(reading)
-            os.close(reading)
-
-    def _read(self, reading: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._end = (self._end + os.read(reading, 1 << 16))[-4 * LAST_WORDS_CHARS :]
 
 
 def _broken() -> tuple[type[Exception], ...]:
@@ -420,7 +394,7 @@ async def _listed(client: Client) -> list[Function]:
     cursor = None
     while True:
         page = await client.list_tools(cursor=cursor)
-        simplify_schemas(page.tools)
+        leave_unchecked(page.tools)
         functions += functions_of(page.tools)
         cursor = page.next_cursor
         if cursor is None:
