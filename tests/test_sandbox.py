@@ -396,8 +396,8 @@ def test_what_nobody_closes_ends_with_a_process_that_is_killed(tmp_path):
         tempfile.tempdir = {str(tmp_path)!r}
         from marl_plugins.builtin.tools.python import PythonToolConfig
         from marl_plugins.core.workflow import ToolCall
-        from marl_plugins.builtin.tools.python import runner
-        run = runner(PythonToolConfig(packages=False))
+        from marl_plugins.builtin.tools.python import python_tool
+        run = python_tool(PythonToolConfig(packages=False)).run
         async def many():
             await asyncio.gather(*[run(ToolCall("print(1)", "t", 0, 1)) for n in range(8)])
         for n in range(2):

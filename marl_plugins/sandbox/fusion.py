@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import inspect
 import io
@@ -31,7 +30,7 @@ from typing import Literal
 import aiohttp
 import pydantic
 from pydantic.v1 import ValidationError as NotInProtocol
-from sandbox_fusion.models import CommandRunStatus, RunCodeRequest, RunCodeResponse, RunStatus
+from sandbox_fusion.models import CommandRunStatus, RunCodeResponse, RunStatus
 from tenacity import (
     AsyncRetrying,
     retry_if_exception_type,
@@ -209,21 +208,28 @@ class ServiceSandbox:
                     f"{self._url}/run_code", data=body, headers=headers, allow_redirects=False
                 ) as response,
             ):
-                return response.status, await _body_of(response)
+                return response.status, await self._body_of(response)
         except aiohttp.ConnectionTimeoutError as error:
             raise _TransientFailure(
                 "sandbox_unreachable", f"no connection within {CONNECTING_SECONDS:g} s"
             ) from error
         except TimeoutError as error:
             raise self._failure("sandbox_timeout", f"no answer within {seconds:g} s") from error
-        except _TooLarge as error:
-            raise self._failure(
-                "sandbox_protocol", f"an answer of more than {MOST_BYTES >> 20} MB"
-            ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _TransientFailure(
                 "sandbox_unreachable", f"cannot be reached: {error or type(error).__name__}"
             ) from error
+
+    async def _body_of(self, response: aiohttp.ClientResponse) -> bytes:
+        parts, size = [], 0
+        async for part in response.content.iter_any():
+            size += len(part)
+            if size > MOST_BYTES:
+                raise self._failure(
+                    "sandbox_protocol", f"an answer of more than {MOST_BYTES >> 20} MB"
+                )
+            parts.append(part)
+        return b"".join(parts)
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
@@ -267,10 +273,6 @@ class ServiceSandbox:
             raise self._failure(
                 "sandbox_refused",
                 "HTTP 413: the files of a program are too large for it, or for a proxy before it",
-            )
-        if status == 422:
-            raise RunPaused(
-                self._shown(f"refuses our request (HTTP 422): {_refusals(answer) or text}")
             )
         raise RunPaused(self._shown(f"HTTP {status} in place of an answer: {text}"))
 
@@ -337,16 +339,15 @@ class _Job:
             archive.writestr(zipfile.ZipInfo("stdin"), program.stdin)
             for path, content in self.files.items():
                 archive.writestr(zipfile.ZipInfo(f"workspace/{path}"), content)
-        request = RunCodeRequest(
-            code=f"{source}\nmain(json.loads({json.dumps(settings)!r}))\n",
-            language="python",
-            run_timeout=limits.seconds + STARTING_SECONDS,
-            files={remote.PACKED: base64.b64encode(packed.getbuffer()).decode()},
-            fetch_files=[remote.RESULT, remote.CHANGED],
-        )
-        return json.dumps(
-            request.dict() | {"memory_limit_MB": limits.memory_mb + OWN_MEMORY_MB}
-        ).encode()
+        request = {
+            "code": f"{source}\nmain(json.loads({json.dumps(settings)!r}))\n",
+            "language": "python",
+            "run_timeout": limits.seconds + STARTING_SECONDS,
+            "memory_limit_MB": limits.memory_mb + OWN_MEMORY_MB,
+            "files": {remote.PACKED: base64.b64encode(packed.getbuffer()).decode()},
+            "fetch_files": [remote.RESULT, remote.CHANGED],
+        }
+        return json.dumps(request).encode()
 
     def _digests(self) -> dict[str, str] | None:
         """The files of a kept workspace, of which only what has changed comes back."""
@@ -368,30 +369,22 @@ class _Job:
             if ran.status is CommandRunStatus.TimeLimitExceeded:
                 return ProgramResult("time", None, "", "", seconds, excess("time", limits))
             detail = (ran.stderr or "").strip()[-LAST_WORDS_CHARS:]
-            why = f"its processes ended without a result (exit code {ran.return_code})"
-            return ProgramResult(
-                "killed", None, "", "", seconds, f"{why}: {detail}" if detail else why
-            )
+            why = f"its processes ended without a result (exit code {ran.return_code}) {detail}"
+            return ProgramResult("killed", None, "", "", seconds, why.rstrip())
         try:
-            result = _Result.model_validate_json(_decoded(response.files[remote.RESULT]))
-            changed = _unpacked(_decoded(response.files.get(remote.CHANGED, "")))
-            problems = [
-                f"path {path[:200]!r} {problem}"
-                for path in (*changed, *result.gone)
-                if (problem := path_problem(path))
-            ]
-            if problem := next(iter(problems), "") or self._tree_problem(result, changed):
+            left, archive = (
+                base64.b64decode(response.files.get(name, ""), validate=True)
+                for name in (remote.RESULT, remote.CHANGED)
+            )
+            result, changed = _Result.model_validate_json(left), _unpacked(archive)
+            for path in (*changed, *result.gone):
+                if problem := path_problem(path):
+                    raise ValueError(f"path {path[:200]!r} {problem}")
+            if problem := self._tree_problem(result, changed):
                 raise ValueError(problem)
         except ValueError as error:
-            detail = str(error).splitlines()[0]
-            return ProgramResult(
-                "killed",
-                None,
-                "",
-                "",
-                seconds,
-                f"what it left as its result cannot be read: {detail}",
-            )
+            why = f"what it left as its result cannot be read: {str(error).splitlines()[0]}"
+            return ProgramResult("killed", None, "", "", seconds, why)
         return self._judged(result, changed, min(result.seconds, limits.seconds + STARTING_SECONDS))
 
     def _tree_problem(self, result: _Result, changed: dict[str, bytes]) -> str:
@@ -443,38 +436,6 @@ def _too_much(
         "returned": f"its files have more than {RETURNED_BYTES >> 20} MB",
     }[exceeded]
     return "killed", f"{what}; what it changed is lost"
-
-
-class _TooLarge(Exception):
-    pass
-
-
-async def _body_of(response: aiohttp.ClientResponse) -> bytes:
-    parts, size = [], 0
-    async for part in response.content.iter_any():
-        size += len(part)
-        if size > MOST_BYTES:
-            raise _TooLarge
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _refusals(answer: bytes) -> str:
-    """The places and reasons in a 422 of FastAPI's form; empty where it has another."""
-    try:
-        details = json.loads(answer)["detail"]
-        return "; ".join(
-            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in details
-        )[:LAST_WORDS_CHARS]
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"not base64: {error}") from error
 
 
 def _unpacked(archive: bytes) -> dict[str, bytes]:

@@ -94,10 +94,8 @@ class Machine:
         """Says in words what isolates programs here."""
         means = [f"Landlock version {self.abi}"] if self.abi else []
         means += ["seccomp with user notification"] if self.filters else []
-        return (
-            ", ".join([*means, *([f"bubblewrap {self.bwrap}"] if self.bwrap else [])])
-            or "limits alone"
-        )
+        means += [f"bubblewrap {self.bwrap}"] if self.bwrap else []
+        return ", ".join(means) or "limits alone"
 
     @property
     def strongest(self) -> Level:

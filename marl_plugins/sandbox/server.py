@@ -79,7 +79,7 @@ class SandboxServer:
         self.gone = False
         """Whether it takes no more programs."""
         self._last = 0
-        own = {"command": command, "server": settings, "environment": ENVIRONMENT}
+        own = {"command": command, "server": settings}
         with contextlib.ExitStack() as undone:
             undone.callback(os.rmdir, root)
             try:

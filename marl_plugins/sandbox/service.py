@@ -185,22 +185,15 @@ def application(
 
     @web.middleware
     async def own(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not is_own(request.host):
+        origin = request.headers.get("Origin")  # of a page in a browser
+        hosts = [request.host, *([origin.partition("://")[2]] if origin else [])]
+        if not all(map(is_own, hosts)):
             raise web.HTTPForbidden(
-                text=f"Host {request.host[:200]!a} is not this service's; add --names NAME"
-            )
-        origin = request.headers.get("Origin", "")  # of a page in a browser
-        if origin and not is_own(origin.partition("://")[2]):
-            raise web.HTTPForbidden(
-                text=f"Origin {origin[:200]!a} is not this service's; add --names NAME"
+                text=f"{ascii(hosts)[:200]} is not this service's name; add --names NAME"
             )
         return await handler(request)
 
     async def run_code(request: web.Request) -> web.Response:
-        if request.content_type != "application/json":  # nor may a page in a browser send programs
-            return _refusal(
-                [{"type": "content_type", "loc": ["body"], "msg": "expected application/json"}]
-            )
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise web.HTTPUnsupportedMediaType(
                 text="send the request as it is, without Content-Encoding"
@@ -221,6 +214,8 @@ def application(
                 text=f"the request did not arrive within {SENDING_SECONDS:.0f} s"
             ) from None
         try:
+            if request.content_type != "application/json":  # nor may a page in a browser send it
+                raise ValueError("expected application/json")
             program = await asyncio.to_thread(
                 lambda: RunCode.model_validate_json(body).program(most)
             )
