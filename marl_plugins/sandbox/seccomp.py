@@ -71,11 +71,11 @@ def tested(check: "system_calls.Check") -> Code:
 
 def filter_of(rules: Mapping[str, "system_calls.Rule"], otherwise: int = errno.ENOSYS) -> bytes:
     """Returns the filter for these rules, and what comes of other calls, as the kernel reads it.
-    One number after the other: the kernel remembers which calls are allowed whatever their
-    arguments are."""
+    One number after the other, those with checks first: the kernel remembers which calls are
+    allowed whatever their arguments are."""
     column = system_calls.COLUMN[machine()]
     code = begin()
-    for name, rule in rules.items():
+    for name, rule in sorted(rules.items(), key=lambda pair: not pair[1].checks):
         number = system_calls.NUMBERS[name][column]
         if number >= 0:
             body = [
