@@ -372,7 +372,7 @@ def test_servers_that_cannot_be_had_are_reported_together():
         ({}, ": expected one of `command`"),
         (
             {"command": ["no-such-program"]},
-            ".command: there is no program 'no-such-program' beside the run's Python or in PATH",
+            ".command: there is no program 'no-such-program'",
         ),
         ({"url": "http://x/mcp?api_key=secret"}, ".url: holds a secret"),
         (
@@ -469,13 +469,10 @@ def learned(mode):
     return asyncio.run(main())
 
 
-def test_a_schema_that_takes_for_ever_to_check_is_checked_without_its_pattern():
-    """The pattern against sixty letters would take longer than anybody lives, in the event loop;
-    types are checked."""
+def test_a_schema_that_takes_for_ever_to_check_is_not_checked():
+    """The pattern against sixty letters would take longer than anybody lives, in the event loop."""
     _, said = learned("bomb")
-    assert isinstance(said, InfrastructureFailure) and "f: " in str(
-        said
-    )  # of the second call, whose result is of another type
+    assert [(one.ok, one.output) for one in said] == [(True, "said"), (True, "said")]
 
 
 @pytest.mark.parametrize("mode", ["escape", "long", "many", "schema"])

@@ -6,7 +6,12 @@ import time
 
 import pytest
 
-from marl_plugins.builtin.tools.python import PythonToolConfig, find_programs, run_program, runner
+from marl_plugins.builtin.tools.python import (
+    PythonToolConfig,
+    find_programs,
+    python_tool,
+    run_program,
+)
 from marl_plugins.core.tools import ToolCall
 from marl_plugins.sandbox import OnDemandSandbox
 from marl_plugins.sandbox.section import SandboxConfig
@@ -39,7 +44,7 @@ def test_a_traceback_is_the_answer(run):
 
 def test_calls_share_the_slots():
     async def both():
-        call = runner(PythonToolConfig(concurrency=1))
+        call = python_tool(PythonToolConfig(concurrency=1)).run
         started = time.monotonic()
         await asyncio.gather(
             *[call(ToolCall("import time; time.sleep(0.3)", "t", 0, 1)) for _ in range(3)]
@@ -59,7 +64,7 @@ def test_other_work_goes_on_while_a_program_runs():
                 await asyncio.sleep(0.01)
                 ticks += 1
 
-        call = runner(PythonToolConfig())
+        call = python_tool(PythonToolConfig()).run
         ticking = asyncio.create_task(tick())
         await call(ToolCall("import time; time.sleep(0.5)", "t", 0, 1))
         ticking.cancel()

@@ -141,10 +141,6 @@ def recipe_with(folder, text):
 
 def test_a_recipes_sandbox_is_checked_before_anything_starts(tmp_path, monkeypatch):
     assert recipe_with(tmp_path, "tools: {sandbox: {imports: [json, xml.dom]}}") == []
-    found = recipe_with(tmp_path, "tools:\n  sandbox:\n    imports: [json, nowhere.at.all]")
-    assert briefs(found) == [("sandbox.import", "recipe.yaml:6", "tools.sandbox.imports.1")]
-    found = recipe_with(tmp_path, "tools: {sandbox: {imports: [json]}, python: {packages: false}}")
-    assert briefs(found) == [("sandbox.packages", "recipe.yaml:4", "tools.sandbox.imports")]
     monkeypatch.setattr(levels, "find_bubblewrap", lambda: "")
     found = recipe_with(tmp_path, "tools:\n  sandbox:\n    isolation: namespaces")
     assert briefs(found) == [("sandbox.level", "recipe.yaml:6", "tools.sandbox.isolation")]
@@ -400,8 +396,8 @@ def test_what_nobody_closes_ends_with_a_process_that_is_killed(tmp_path):
         tempfile.tempdir = {str(tmp_path)!r}
         from marl_plugins.builtin.tools.python import PythonToolConfig
         from marl_plugins.core.workflow import ToolCall
-        from marl_plugins.builtin.tools.python import runner
-        run = runner(PythonToolConfig(packages=False))
+        from marl_plugins.builtin.tools.python import python_tool
+        run = python_tool(PythonToolConfig(packages=False)).run
         async def many():
             await asyncio.gather(*[run(ToolCall("print(1)", "t", 0, 1)) for n in range(8)])
         for n in range(2):

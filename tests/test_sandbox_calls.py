@@ -44,8 +44,8 @@ def answer(code, architecture, number, arguments):
                 known = {seccomp.ALLOWED: ALLOW, seccomp.ASKED: ASK, seccomp.KILLED: "killed"}
                 return known.get(value, value & 0xFFFF)
             case _:
-                tests = {seccomp.EQUAL: held == value, seccomp.GREATER: held > value}
-                tests |= {seccomp.AT_LEAST: held >= value, seccomp.BITS: held & value}
+                tests = {seccomp.EQUAL: held == value, seccomp.BITS: held & value}
+                tests |= {seccomp.AT_LEAST: held >= value}
                 at += yes if tests[what] else no
 
 

@@ -174,11 +174,11 @@ WRONG = {
     "a text that is none": ('{"text": ["a"]}\n', [("search.document", KEY, "c.jsonl:1")]),
     "a broken line and a list": (
         '{"text": "a"\n["b"]\n',
-        [("search.line", KEY, "c.jsonl:1"), ("search.no_object", KEY, "c.jsonl:2")],
+        [("search.line", KEY, "c.jsonl:1"), ("search.document", KEY, "c.jsonl:2")],
     ),
     "an empty file": ("", [("search.no_documents", *HERE, "c.jsonl")]),
     "no file": (None, [("search.corpus", *HERE, "c.jsonl")]),
-    "no text in UTF-8": (b"\xff\xfe", [("search.encoding", *HERE, "c.jsonl")]),
+    "no text in UTF-8": (b"\xff\xfe", [("search.corpus", *HERE, "c.jsonl")]),
 }
 
 

@@ -278,7 +278,7 @@ WRONG = {
     "there is none": (
         "{database: shop.db}",
         None,
-        "tools.sql.database: .*shop.db: no such file; give an SQLite file",
+        "tools.sql.database: .*shop.db: .*unable to open database file.*; give an SQLite file",
     ),
     "a text": (
         "{database: shop.db}",

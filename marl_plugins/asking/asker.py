@@ -151,17 +151,23 @@ def endpoint_asker(
     budget = budget or SpendingBudget(endpoint.prefix)
     tally = RequestTally("requests", "repeats", "cached", "asked_again")
     transport = EndpointTransport(endpoint, budget, tally)
-    limits = AskingLimits(transport, budget, endpoint.concurrency, endpoint.per_minute)
+    limits = AskingLimits(transport, budget, endpoint)
     repeats = Repeats(limits, endpoint.retries, tally)
     form: Form = "text" if endpoint.form == "auto" else endpoint.form
-    prefix, seconds, redaction = endpoint.prefix, endpoint.deadline, endpoint.redaction
-    kept = kept or KeptAnswers(prefix)
+    redaction, kept = endpoint.redaction, kept or KeptAnswers(endpoint.prefix)
     if speaks:
-        speaker = Speaker(repeats, prefix, seconds, redaction, limits.under_way)
+        speaker = Speaker(repeats, endpoint, limits.under_way)
         turns = Cache(speaker, kept, lambda turn: turn.key(endpoint), tally, redaction)
         return Asker(speaker, transport, tally, turns, budget)
     questioner = Questioner(
-        repeats, form, prefix, seconds, random_nonce, tally, redaction, limits.under_way
+        repeats,
+        form,
+        endpoint.prefix,
+        endpoint.deadline,
+        random_nonce,
+        tally,
+        redaction,
+        limits.under_way,
     )
     cache = Cache(questioner, kept, endpoint.key, tally, redaction)
     return Asker(questioner, transport, tally, cache, budget)

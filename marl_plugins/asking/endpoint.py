@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marl_plugins.asking.request import Inquiry, JudgeRequest
-from marl_plugins.core.redaction import Redaction, encodable
+from marl_plugins.core.redaction import Redaction, encodable, shown_url
 from marl_plugins.core.redaction import shown_flag as shown_flag
-from marl_plugins.core.redaction import shown_url as shown_url
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,12 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from marl_plugins.asking.endpoint import CoachEndpoint
 from marl_plugins.asking.reading import UNREADABLE
 from marl_plugins.asking.request import Inquiry, MessageLayer
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.problems import Problem, at
-
-MOST_SPENT_TOKENS = 10**15
-"""Tokens in an account; an earlier release added up what any answer claimed."""
 
 
 class AskingLimits:
@@ -25,24 +22,17 @@ class AskingLimits:
     Args:
         inner: Sends it.
         budget: Once it is spent, nothing more is sent.
-        concurrency: Requests in flight.
-        per_minute: Requests begun per minute; None for no limit.
+        endpoint: Whose `concurrency` and `per_minute` are kept.
     """
 
-    def __init__(
-        self,
-        inner: MessageLayer,
-        budget: SpendingBudget,
-        concurrency: int,
-        per_minute: float | None,
-    ):
+    def __init__(self, inner: MessageLayer, budget: SpendingBudget, endpoint: CoachEndpoint):
         self.inner = inner
         self.budget = budget
-        self.per_minute = per_minute
-        self.under_way = asyncio.Semaphore(2 * concurrency)
+        self.per_minute = endpoint.per_minute
+        self.under_way = asyncio.Semaphore(2 * endpoint.concurrency)
         """Held by each judgement, so that a repeat does not queue behind the first requests of a
         whole step."""
-        self._slots = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(endpoint.concurrency)
         self._turn, self._next = asyncio.Lock(), 0.0
 
     async def send(self, inquiry: Inquiry) -> str:
@@ -105,15 +95,13 @@ class SpendingBudget:
         """Keeps the account in a file; a resumed run continues the one that is there.
 
         Raises:
-            ConfigurationError: The file cannot be read, or holds what cannot have been spent.
+            ConfigurationError: The file cannot be read.
         """
         self.file = file
         if resumed and file.exists():
             try:
                 kept = json.loads(file.read_text(encoding="utf-8"))
-                self.spent_in, self.spent_out = (
-                    _spent(kept, name) for name in ("tokens_in", "tokens_out")
-                )
+                self.spent_in, self.spent_out = int(kept["tokens_in"]), int(kept["tokens_out"])
             except (OSError, *UNREADABLE) as error:
                 raise ConfigurationError(
                     Problem(
@@ -140,17 +128,3 @@ class SpendingBudget:
             raise RunPaused(
                 f"{self.file}: what the {self.prefix} spends cannot be kept: {error.strerror}"
             ) from None
-
-
-def _spent(kept: Any, name: str) -> int:
-    """A number of tokens in an account.
-
-    Raises:
-        ValueError: It is none that can have been spent.
-    """
-    value = kept[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_SPENT_TOKENS:
-        raise ValueError(
-            f"{name} is {value!r:.40}; expected a whole number from 0 to {MOST_SPENT_TOKENS}"
-        )
-    return value

@@ -30,7 +30,12 @@ FIELDS = (
     "form",
 )
 LABEL_FIELDS = ("label", "answer")
-NEEDED = ("action", "fence", "form")
+NEEDED = {
+    "action": "what is to be judged",
+    "fence": "where the agent's text ends",
+    "form": "how to answer",
+}
+"""Placeholders that a prompt has to have, and what the coach knows by each."""
 LONGEST_PART_CHARS = 4000
 """Characters of any one part of the prompt; longer ones keep head and tail, where tracebacks
 end."""
@@ -60,41 +65,19 @@ def checked_prompt(path: Path, allowed: Sequence[str], no_label: str = "") -> st
             or missing.
     """
     text, names = placeholders(path)
-    problems = []
+    problems, where = [], at(name="coach prompt", file=path)
     for name in sorted(names - set(allowed)):
         if name in LABEL_FIELDS:
-            problems.append(
-                Problem(
-                    "prompt.label",
-                    where=at(name="coach prompt", file=path),
-                    got=f"{{{name}}} is forbidden here: {no_label}",
-                    fix="the label must not reach the score of any other action",
-                )
-            )
+            got = f"{{{name}}} is forbidden here: {no_label}"
+            fix = "the label must not reach the score of any other action"
+            problems.append(Problem("prompt.label", where, got, fix=fix))
         else:
-            problems.append(
-                Problem(
-                    "prompt.placeholder",
-                    where=at(name="coach prompt", file=path),
-                    got=f"there is no placeholder {{{name}}}",
-                    fix=meant(name, allowed),
-                )
-            )
-    why = {
-        "action": "what is to be judged",
-        "fence": "where the agent's text ends",
-        "form": "how to answer",
-    }
-    problems += [
-        Problem(
-            "prompt.missing",
-            where=at(name="coach prompt", file=path),
-            got=f"{{{name}}} is missing",
-            fix=f"without it the coach cannot know {why[name]}",
-        )
-        for name in NEEDED
-        if name not in names
-    ]
+            got = f"there is no placeholder {{{name}}}"
+            problems.append(Problem("prompt.placeholder", where, got, fix=meant(name, allowed)))
+    for name, known in NEEDED.items():
+        if name not in names:
+            fix = f"without it the coach cannot know {known}"
+            problems.append(Problem("prompt.missing", where, f"{{{name}}} is missing", fix=fix))
     if problems:
         raise ConfigurationError(problems)
     return text
@@ -106,6 +89,7 @@ def placeholders(path: Path) -> tuple[str, set[str]]:
     Raises:
         ConfigurationError: It cannot be read, or a brace is not closed.
     """
+    where = at(name="coach prompt", file=path)
     try:
         text = path.read_text(encoding="utf-8")
         fields = [
@@ -117,22 +101,11 @@ def placeholders(path: Path) -> tuple[str, set[str]]:
             raise ValueError(f"{{{formatted[0]}}} has a format, and stands for a text")
         return text, {name for name, _, _ in fields}
     except OSError as error:
-        raise ConfigurationError(
-            Problem(
-                "files.unreadable",
-                where=at(name="coach prompt", file=path),
-                got=f"cannot be read: {error.strerror}",
-            )
-        ) from None
+        got = f"cannot be read: {error.strerror}"
+        raise ConfigurationError(Problem("files.unreadable", where, got)) from None
     except ValueError as error:
-        raise ConfigurationError(
-            Problem(
-                "prompt.braces",
-                where=at(name="coach prompt", file=path),
-                got=f"{error}",
-                fix="write {{ and }} for braces",
-            )
-        ) from None
+        fix = "write {{ and }} for braces"
+        raise ConfigurationError(Problem("prompt.braces", where, str(error), fix=fix)) from None
 
 
 def prompt_fields(action: Action, seen: Seen, duties: str) -> dict[str, str]:
@@ -194,9 +167,9 @@ def tool_answers(actions: Sequence[Action]) -> str:
     )
 
 
-def shorten(text: str) -> str:
+def shorten(text: str, most: int = LONGEST_PART_CHARS) -> str:
     """Returns the head and tail of a long text."""
-    if len(text) <= LONGEST_PART_CHARS:
+    if len(text) <= most:
         return text
-    half = LONGEST_PART_CHARS // 2
+    half = most // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"

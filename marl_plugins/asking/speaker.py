@@ -12,7 +12,6 @@ from typing import Any
 from marl_plugins.asking.endpoint import CoachEndpoint
 from marl_plugins.asking.question import in_time
 from marl_plugins.asking.request import Form, Inquiry, Judgement, Message, MessageLayer
-from marl_plugins.core.redaction import Redaction
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,7 @@ class Speaker:
     """The layer that has a turn said.
 
     Args:
-        inner: Brings the answers.
-        prefix: Of the flags that messages name.
-        deadline: Seconds of one turn, with queueing, pauses and repeats.
-        redaction: Of what is said.
+        inner: Brings the answers of the endpoint.
         under_way: Entered for each turn.
     """
 
@@ -49,20 +45,17 @@ class Speaker:
     def __init__(
         self,
         inner: MessageLayer,
-        prefix: str,
-        deadline: float,
-        redaction: Redaction,
+        endpoint: CoachEndpoint,
         under_way: AbstractAsyncContextManager[Any],
     ):
         self.inner = inner
-        self.prefix = prefix
-        self.deadline = deadline
-        self.redaction = redaction
+        self.endpoint = endpoint
+        self.redaction = endpoint.redaction
         self.under_way = under_way
 
     async def judge(self, turn: Turn) -> Judgement:
         """Returns the answer as `text`, and why it ended as `finish`."""
         inquiry = Inquiry(list(turn.messages), "text", {}, turn.body, whole=True)
-        async with in_time(self.deadline, self.prefix), self.under_way:
+        async with in_time(self.endpoint.deadline, self.endpoint.prefix), self.under_way:
             text = await self.inner.send(inquiry)
         return {"text": self.redaction.text(text), "finish": inquiry.finish}

@@ -24,7 +24,7 @@ from marl_plugins.asking.reading import MalformedAnswer
 from marl_plugins.asking.repeats import pause_after
 from marl_plugins.asking.request import Form, Inquiry, JudgeRequest, RequestTally, TransientFailure
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
-from marl_plugins.core.problems import Problem, Where, at
+from marl_plugins.core.problems import Problem, at
 
 ONE_REQUEST = re.compile(
     r"content.?(?:filter|management|polic)|context.?(?:length|window)|too (?:long|large|many "
@@ -32,6 +32,15 @@ ONE_REQUEST = re.compile(
     re.I,
 )
 """A 400 that speaks of this question and not of how it is asked: only that judgement is missing."""
+FAILURES = (
+    ReportedError,
+    ChatRefusal,
+    TimeoutError,
+    ConnectionFailure,
+    Redirect,
+    MalformedAnswer,
+)
+"""What may come of an exchange in place of an answer."""
 
 
 class EndpointTransport:
@@ -96,18 +105,27 @@ class EndpointTransport:
                 error.status in (400, 422) and ONE_REQUEST.search(f"{error.code} {error.message}")
             ):
                 return InfrastructureFailure("coach_refused", str(error))
-        return RunPaused(str(self._explained(error)))
+        return RunPaused(str(self._problem(error)))
 
-    @property
-    def _where(self) -> Where:
-        return at(name=str(self.endpoint))
-
-    def _explained(self, error: ReportedError) -> Problem:
-        """Returns a reported error with the fix, where there is one."""
-        e, fixes = self.endpoint, []
+    def _problem(self, error: Exception) -> Problem:
+        """Returns what the failure of an exchange is to the user, with the fix where there is
+        one."""
+        e, where, fixes = self.endpoint, at(name=str(self.endpoint)), []
+        if isinstance(error, TimeoutError):
+            got = f"no answer within {e.timeout:g} s"
+            fix = f"is it overloaded? --{e.prefix}.timeout raises the limit"
+            return Problem("endpoint.slow", where, got, fix=fix)
+        if isinstance(error, ConnectionFailure):
+            got = f"cannot be reached ({error})"
+            return Problem("endpoint.unreachable", where, got, fix="is it running?")
+        if isinstance(error, Redirect):
+            return Problem("endpoint.redirects", where, str(error))
+        if not isinstance(error, ReportedError):
+            got = f"does not answer as an OpenAI-compatible endpoint does: {error}"
+            return Problem("endpoint.protocol", where, got)
         if error.status in (401, 403):
             got, fix = f"refuses the key ({error.status})", f"is ${e.api_key_env} right?"
-            return Problem("endpoint.key", self._where, got, fix=fix)
+            return Problem("endpoint.key", where, got, fix=fix)
         if error.status == 404:
             fixes += [
                 f"is {e.setting('base_url')} right (it usually ends in /v1), and "
@@ -117,7 +135,7 @@ class EndpointTransport:
             fixes += [f"it asks to wait {error.wait:.0f} s" if error.wait else "it is busy"]
         if error.final:
             fixes += ["the account has run out of credit"]
-        return Problem("endpoint.refused", self._where, str(error), fix="; ".join(fixes))
+        return Problem("endpoint.refused", where, str(error), fix="; ".join(fixes))
 
     async def probe(self, request: JudgeRequest) -> Form:
         """Makes one small request, in the first form that the endpoint answers in, within twice the
@@ -148,29 +166,15 @@ class EndpointTransport:
     ) -> tuple[Problem | None, bool]:
         """Returns what is wrong with an answer in this form, and whether no other form would
         help."""
-        e, nonce, where = self.endpoint, random_nonce(request), self._where
+        nonce, where = random_nonce(request), at(name=str(self.endpoint))
         inquiry = Inquiry(
             [{"role": "user", "content": request.prompt(nonce, form)}], form, request.schema
         )
         try:
             answer = await self._ask_when_ready(inquiry, until)
-        except TimeoutError:
-            got, fix = (
-                f"no answer within {e.timeout:g} s, twice",
-                f"is it overloaded? --{e.prefix}.timeout raises the limit",
-            )
-            return Problem("endpoint.slow", where, got, fix=fix), True
-        except ConnectionFailure as error:
-            return Problem(
-                "endpoint.unreachable", where, f"cannot be reached ({error})", fix="is it running?"
-            ), True
-        except Redirect as error:
-            return Problem("endpoint.redirects", where, str(error)), True
-        except ReportedError as error:
-            return self._explained(error), error.status not in (400, 422)
-        except (ChatRefusal, MalformedAnswer) as error:
-            got = f"does not answer as an OpenAI-compatible endpoint does: {error}"
-            return Problem("endpoint.protocol", where, got), True
+        except FAILURES as error:
+            other_form = isinstance(error, ReportedError) and error.status in (400, 422)
+            return self._problem(error), not other_form
         if self.budget.limited and not answer.counted:
             got = "does not report how many tokens an answer took, which a budget requires"
             return Problem("endpoint.no_usage", where, got), True
@@ -211,12 +215,7 @@ class EndpointTransport:
         """
         try:
             return await self.client.model_names()
-        except ReportedError as error:
-            raise ConfigurationError(self._explained(error)) from None
-        except (TimeoutError, ConnectionFailure, Redirect, MalformedAnswer) as error:
-            why = str(error) or f"no answer within {self.endpoint.timeout:g} s"
-            raise ConfigurationError(
-                Problem("endpoint.no_models", self._where, f"does not list its models: {why}")
-            ) from None
+        except FAILURES as error:
+            raise ConfigurationError(self._problem(error)) from None
         finally:
             await self.close()

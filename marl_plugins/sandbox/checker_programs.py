@@ -442,14 +442,13 @@ def ended(checks: str, known: dict[str, list[str]]) -> tuple[str, list[str]]:
     asked = None
     try:
         tree = ast.parse(checks)
-        spans = [
-            (node.lineno, node.end_lineno or node.lineno)
+        asserts = {
+            line
             for node in ast.walk(tree)
             if isinstance(node, ast.Assert)
-        ]
-        asked = CheckNames(
-            known, {line for first, last in spans for line in range(first, last + 1)}
-        )
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        asked = CheckNames(known, asserts)
         exec(compile(SettleInserter().visit(tree), CHECKS, "exec"), asked)
         for name, value in list(asked.items()):
             run_tests(name, value)

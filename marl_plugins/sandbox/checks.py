@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
@@ -16,8 +15,8 @@ from marl_plugins.sandbox.section import SandboxConfig
 
 
 def check_sandbox(config: SandboxConfig, folder: Path, packages: bool) -> list[Problem]:
-    """Returns what is wrong with `tools: sandbox:`; whether a service runs programs shows when a
-    run starts.
+    """Returns what is wrong with `tools: sandbox:`; whether a service runs programs, modules can be
+    imported and the warm-up runs shows when a run starts.
 
     Args:
         folder: The recipe's.
@@ -25,32 +24,15 @@ def check_sandbox(config: SandboxConfig, folder: Path, packages: bool) -> list[P
     """
     if config.isolation == "service":
         return list(_at_service(config, packages))
-    return [*_here(config, packages), *_warm_up(config, folder)]
+    return list(_here(config, folder))
 
 
 def _at(key: str) -> Where:
     return at(key=f"tools.sandbox.{key}")
 
 
-def _here(config: SandboxConfig, packages: bool) -> Iterator[Problem]:
-    """Yields a level that this machine lacks, modules that are not installed."""
-    for number, name in enumerate(config.imports):
-        if not find_spec(name.partition(".")[0] or "-"):
-            fix = (
-                f"pip install {name.partition('.')[0]}, or its distribution if that has another "
-                "name"
-            )
-            yield Problem(
-                "sandbox.import", _at(f"imports.{number}"), f"{name!r} is not installed", fix=fix
-            )
-    if config.imports and not packages:
-        got = "tools.python.packages is false"
-        yield Problem(
-            "sandbox.packages",
-            _at("imports"),
-            got,
-            fix="without packages nothing is imported; remove one of the two",
-        )
+def _here(config: SandboxConfig, folder: Path) -> Iterator[Problem]:
+    """Yields a level that this machine lacks, and what programs here cannot have."""
     if config.url:
         got = f"is a service's, and isolation is {config.isolation}"
         yield Problem("sandbox.url", _at("url"), got, fix="write isolation: service, or remove it")
@@ -59,19 +41,8 @@ def _here(config: SandboxConfig, packages: bool) -> Iterator[Problem]:
             choose(config.isolation, examine())
         except ConfigurationError as error:
             yield from error.problems
-
-
-def _warm_up(config: SandboxConfig, folder: Path) -> Iterator[Problem]:
-    """Yields what is wrong with the file that is run before any program."""
-    if config.warm_up is None:
-        return
-    path = folder / config.warm_up
-    try:
-        compile(path.read_text(encoding="utf-8"), config.warm_up, "exec")
-    except (OSError, UnicodeDecodeError) as problem:
-        yield Problem("sandbox.warm_up", _at("warm_up"), f"{path} cannot be read: {problem}")
-    except SyntaxError as problem:
-        yield Problem("sandbox.warm_up", _at("warm_up"), f"{path}:{problem.lineno}: {problem.msg}")
+    if config.warm_up and not (folder / config.warm_up).is_file():
+        yield Problem("sandbox.warm_up", _at("warm_up"), f"no such file: {folder / config.warm_up}")
 
 
 def _at_service(config: SandboxConfig, packages: bool) -> Iterator[Problem]:
@@ -88,12 +59,10 @@ def _at_service(config: SandboxConfig, packages: bool) -> Iterator[Problem]:
             problem.within(key="tools.sandbox.url", name=shown_url(config.url))
             for problem in problems
         )
-    if config.imports:
-        fix = "openrlhf sandbox serve --imports, and remove them here"
-        yield Problem("sandbox.service", _at("imports"), "are the service's to import", fix=fix)
-    if config.warm_up:
-        fix = "openrlhf sandbox serve --warm_up FILE, and remove it here"
-        yield Problem("sandbox.service", _at("warm_up"), "is the service's to run", fix=fix)
+    for key, given in (("imports", config.imports), ("warm_up", config.warm_up)):
+        if given:
+            fix = f"openrlhf sandbox serve --{key}, and remove it here"
+            yield Problem("sandbox.service", _at(key), "is the service's matter", fix=fix)
     if not packages:
         got = "service: tools.python.packages is false"
         yield Problem(

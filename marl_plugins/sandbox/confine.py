@@ -36,6 +36,7 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # alike on every archit
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 MAKE_CHAR, MAKE_BLOCK, REFER, TRUNCATE, IOCTL_DEV = 1 << 6, 1 << 11, 1 << 13, 1 << 14, 1 << 15
 ABI_TCP = 4
+DEVICES = ("/dev/null",)
 FIRST_UID = 0x70000000
 """Users of programs where the sandbox is root's: a range that systemd's table of user ids calls
 unused, one for each slot."""
@@ -59,12 +60,11 @@ def landlock_abi() -> int:
     )
 
 
-def landlock(read: Iterable[str], write: Iterable[str], devices: Iterable[str], abi: int) -> None:
-    """Allows reading below `read` alone, and everything below `write`; no TCP, and no signals or
-    abstract sockets to others.
+def landlock(read: Iterable[str], write: Iterable[str], abi: int) -> None:
+    """Allows reading below `read` alone, writing to devices, and everything below `write`; no TCP,
+    and no signals or abstract sockets to others.
 
     Args:
-        devices: Files that may be read and written.
         abi: What of it the kernel can: TCP from 4 on, signals and sockets from 6 on.
     """
     files = (1 << 13) - 1
@@ -89,7 +89,7 @@ def landlock(read: Iterable[str], write: Iterable[str], devices: Iterable[str], 
 
     for path in read:
         allow(path, EXECUTE | READ_FILE | READ_DIR)
-    for path in devices:
+    for path in DEVICES:
         allow(path, READ_FILE | WRITE_FILE)
     for path in write:
         allow(path, files & ~(MAKE_CHAR | MAKE_BLOCK | IOCTL_DEV))

@@ -6,7 +6,6 @@ No link is followed, and nothing that is no plain file is opened.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,10 +13,8 @@ from pathlib import Path
 from marl_plugins.core.workspace import open_folder
 from marl_plugins.sandbox.remote import printable
 
-NAMES, NAME_BYTES = 50, 5000
-"""Maximum number of names that are listed, and of bytes in them."""
-MAX_LISTED_FILES = 1000
-"""Maximum number of names that are looked at."""
+NAMES = 50
+"""Maximum number of names that are listed."""
 
 
 def own_workspace(workspace: Path | None, workspaces: Path | None) -> Path | None:
@@ -76,17 +73,9 @@ def remove_files(workspace: Path, paths: Iterable[str]) -> None:
 
 def first_names(workspace: Path) -> tuple[str, ...]:
     """Returns the first names in a workspace, such that they can be shown."""
-    shown_names: list[str] = []
     try:
-        with open_folder(workspace, []) as folder, os.scandir(folder) as entries:
-            names = sorted(
-                os.fsencode(entry.name) for entry in itertools.islice(entries, MAX_LISTED_FILES)
-            )
+        with open_folder(workspace, []) as folder:
+            names = sorted(map(os.fsencode, os.listdir(folder)))
     except OSError:
         return ()
-    for name in names[:NAMES]:
-        shown = printable(name)
-        if sum(map(len, shown_names)) + len(shown) > NAME_BYTES:
-            break
-        shown_names.append(shown)
-    return tuple(shown_names)
+    return tuple(map(printable, names[:NAMES]))

@@ -35,8 +35,8 @@ ENVIRONMENT = {
     **{"JE_ARROW_MALLOC_CONF": "background_thread:false"},  # of pyarrow, which pandas imports
 }
 """Also before the imports: a process with several threads cannot be forked."""
-
-
+INIT = "/bin/sleep"
+"""Process 1 of each program's pid namespace."""
 STARTS_THREADS = "starts threads, which do not survive a fork"
 
 
@@ -48,11 +48,10 @@ class ForkSettings(TypedDict):
         root: The folder that marks its processes.
         warm_up: A program that is run once, after the imports; empty where there is none.
         abi: The version of Landlock; 0 where it is not used.
-        read, write, devices: Paths that programs may read; folders that they may change; files that
-            they may write.
+        read: Paths that programs may read.
         hidden: Folders of all workspaces, of which a program in namespaces of its own sees only its
             own.
-        init: The program that is process 1 of each pid namespace; empty where there are none.
+        namespaces: Whether each program has namespaces of its own.
         spared: Processes that programs must not signal.
         user: First of the users that programs become, one for each slot; None where they stay who
             they are.
@@ -66,10 +65,8 @@ class ForkSettings(TypedDict):
     warm_up: str
     abi: int
     read: list[str]
-    write: list[str]
-    devices: list[str]
     hidden: list[str]
-    init: str
+    namespaces: bool
     spared: list[int]
     user: int | None
     filters: bool
@@ -127,7 +124,7 @@ def prepare(settings: ForkSettings) -> dict[str, str]:
         else:
             got = STARTS_THREADS if has_threads() else ""
         if got:
-            return {"key": "imports", "refused": f"{name!r} {got}", "fix": "remove it"}
+            return {"key": "imports", "refused": f"{name!r} {got}"}
     try:
         exec(compile(settings["warm_up"], "warm_up", "exec"), {"__name__": "warm_up"})
     except BaseException as error:
@@ -135,7 +132,7 @@ def prepare(settings: ForkSettings) -> dict[str, str]:
         got = f"line {after and after.tb_lineno}: {type(error).__name__}: {error}"
     else:
         got = f"it {STARTS_THREADS}" if has_threads() else ""
-    return {"key": "warm_up", "refused": got, "fix": ""} if got else {}
+    return {"key": "warm_up", "refused": got} if got else {}
 
 
 def has_threads() -> bool:
@@ -158,7 +155,7 @@ class ForkServer(Pool):
         self.filter = b""
         if settings["abi"]:
             self.filter = seccomp.filter_of(
-                system_calls.rules(settings["abi"], bool(settings["init"]), self.line)
+                system_calls.rules(settings["abi"], settings["namespaces"], self.line)
             )
         elif settings["filters"]:
             spared = system_calls.sparing([os.getpid(), *settings["spared"]])
@@ -166,11 +163,11 @@ class ForkServer(Pool):
         self.home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def fork(self) -> tuple[int, int]:
-        if not self.settings["init"]:
+        if not self.settings["namespaces"]:
             return super().fork()
         check(libc.unshare(confine.CLONE_NEWPID), "unshare")  # of the children, until setns
         try:
-            init = os.posix_spawn(self.settings["init"], ["init", "2147483647"], {})
+            init = os.posix_spawn(INIT, ["init", "2147483647"], {})
             pid = os.fork()
         except OSError:
             self._return()
@@ -205,7 +202,7 @@ class ForkServer(Pool):
         confine.offer_itself()
         itself = os.pidfd_open(os.getpid())  # pids differ where the supervisor is
         become_program([*streams, streams[-1]][:3])
-        if settings["init"]:
+        if settings["namespaces"]:
             confine.private_mounts(request["folder"], settings["hidden"], request["memory"] // 4)
         os.environ.update(HOME=request["folder"], TMPDIR=request["folder"])
         os.chdir(request["folder"])
@@ -221,18 +218,14 @@ class ForkServer(Pool):
         confine.drop_capabilities()
         told = [itself, connection.fileno()]
         if settings["abi"]:
-            confine.landlock(
-                settings["read"],
-                [request["folder"], *settings["write"]],
-                settings["devices"],
-                settings["abi"],
-            )
+            own = ["/dev/shm"] if settings["namespaces"] else []
+            confine.landlock(settings["read"], [request["folder"], *own], settings["abi"])
             told.append(seccomp.install(self.filter, listened=True))
         elif settings["filters"]:
             seccomp.install(self.filter)
         else:
             no_new_privileges()
-        report(self.line, {**request, "base": self.base, "shm": bool(settings["init"])}, told)
+        report(self.line, {**request, "base": self.base, "shm": settings["namespaces"]}, told)
         tell(connection, begun=True)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import inspect
 import io
@@ -31,7 +30,7 @@ from typing import Literal
 import aiohttp
 import pydantic
 from pydantic.v1 import ValidationError as NotInProtocol
-from sandbox_fusion.models import CommandRunStatus, RunCodeRequest, RunCodeResponse, RunStatus
+from sandbox_fusion.models import CommandRunStatus, RunCodeResponse, RunStatus
 from tenacity import (
     AsyncRetrying,
     retry_if_exception_type,
@@ -143,34 +142,18 @@ class ServiceSandbox:
         Raises:
             ConfigurationError: It does not run, with what can be done about it.
         """
-        try:
-            await self._try()
-        except BaseException:
-            await self.close()
-            raise
-
-    async def _try(self) -> None:
+        where = at(key="tools.sandbox.url")
         cure = "start one with `openrlhf sandbox serve`, or correct tools.sandbox.url"
         try:
-            reply = await self._ping()
-            if reply != b'"pong"':
-                shown = self._redaction.text(reply[:200].decode(errors="replace"), 80)
-                got = f'{self.shown}: GET /v1/ping gave {shown!r}, and SandboxFusion answers "pong"'
-                raise ConfigurationError(
-                    Problem("sandbox.ping", at(key="tools.sandbox.url"), got, fix=cure)
-                )
             ran = await self.run(Program("print(6 * 7)"))
         except (InfrastructureFailure, RunPaused) as failure:
-            got = f"{self.shown}: {str(failure).removeprefix(f'{self.shown}: ')}"
             raise ConfigurationError(
-                Problem("sandbox.unreachable", at(key="tools.sandbox.url"), got, fix=cure)
+                Problem("sandbox.unreachable", where, str(failure), fix=cure)
             ) from failure
         if (ran.status, ran.stdout) != ("finished", "42\n"):
             reason = ran.reason or ran.stderr[-LAST_WORDS_CHARS:] or ran.stdout
             got = f"{self.shown}: print(6 * 7) gave {ran.status}: {reason!r}"
-            raise ConfigurationError(
-                Problem("sandbox.answer", at(key="tools.sandbox.url"), got, fix=cure)
-            )
+            raise ConfigurationError(Problem("sandbox.answer", where, got, fix=cure))
 
     async def close(self) -> None:
         """Ends the session, and with it what is being waited for."""
@@ -185,20 +168,20 @@ class ServiceSandbox:
             try:
                 job = await asyncio.to_thread(_Job, program, workspace)
                 body = await asyncio.to_thread(job.body, self._source)
-            except OSError as error:
-                raise InfrastructureFailure("sandbox", f"workspace {workspace}: {error}") from error
-            response = await self._answered(
-                body, program.limits.seconds + 2 * STARTING_SECONDS + self._queue
-            )
-            try:
+                response = await self._answered(
+                    body, program.limits.seconds + 2 * STARTING_SECONDS + self._queue
+                )
                 return await asyncio.to_thread(job.completed, response)
             except OSError as error:
                 raise InfrastructureFailure("sandbox", f"workspace {workspace}: {error}") from error
-            except InfrastructureFailure as failure:
-                raise self._failure(failure.kind, str(failure)) from failure
 
     async def _answered(self, body: bytes, seconds: float) -> RunCodeResponse:
         """The service's answer to a request, which is repeated where that may help."""
+
+        async def asked() -> RunCodeResponse:
+            status, answer = await self._exchange(body, seconds)
+            return await asyncio.to_thread(self._read, status, answer)
+
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(_TransientFailure),
             stop=stop_after_attempt(ATTEMPTS),
@@ -206,59 +189,47 @@ class ServiceSandbox:
             reraise=True,
         )
         try:
-            async for attempt in attempts:
-                with attempt:
-                    status, answer = await self._exchange("POST", "run_code", body, seconds)
-                    response = await asyncio.to_thread(self._read, status, answer)
-                    if response.status is RunStatus.SandboxError:
-                        raise _TransientFailure(
-                            "sandbox_service",
-                            f"could not run a program: {response.message[-LAST_WORDS_CHARS:]}",
-                        )
-                    return response
+            return await attempts(asked)
         except _TransientFailure as failure:
             raise self._failure(failure.kind, f"{failure}, {ATTEMPTS} times") from failure
-        raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _ping(self) -> bytes:
-        try:
-            status, answer = await self._exchange("GET", "v1/ping", None, CONNECTING_SECONDS)
-        except _TransientFailure as failure:
-            raise self._failure(failure.kind, str(failure)) from failure
-        return answer if status == 200 else f"{status}".encode()
-
-    async def _exchange(
-        self, method: str, path: str, body: bytes | None, seconds: float
-    ) -> tuple[int, bytes]:
+    async def _exchange(self, body: bytes, seconds: float) -> tuple[int, bytes]:
         """One request: the status and the body of its answer.
 
         Raises:
             _TransientFailure: There was none.
             InfrastructureFailure: There was none in time, or too large a one.
         """
-        headers = {"Content-Type": "application/json"} if body is not None else {}
+        headers = {"Content-Type": "application/json"}
         try:
             async with (
                 asyncio.timeout(seconds),
-                self._opened().request(
-                    method, f"{self._url}/{path}", data=body, headers=headers, allow_redirects=False
+                self._opened().post(
+                    f"{self._url}/run_code", data=body, headers=headers, allow_redirects=False
                 ) as response,
             ):
-                return response.status, await _body_of(response)
+                return response.status, await self._body_of(response)
         except aiohttp.ConnectionTimeoutError as error:
             raise _TransientFailure(
                 "sandbox_unreachable", f"no connection within {CONNECTING_SECONDS:g} s"
             ) from error
         except TimeoutError as error:
             raise self._failure("sandbox_timeout", f"no answer within {seconds:g} s") from error
-        except _TooLarge as error:
-            raise self._failure(
-                "sandbox_protocol", f"an answer of more than {MOST_BYTES >> 20} MB"
-            ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _TransientFailure(
                 "sandbox_unreachable", f"cannot be reached: {error or type(error).__name__}"
             ) from error
+
+    async def _body_of(self, response: aiohttp.ClientResponse) -> bytes:
+        parts, size = [], 0
+        async for part in response.content.iter_any():
+            size += len(part)
+            if size > MOST_BYTES:
+                raise self._failure(
+                    "sandbox_protocol", f"an answer of more than {MOST_BYTES >> 20} MB"
+                )
+            parts.append(part)
+        return b"".join(parts)
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
@@ -270,7 +241,7 @@ class ServiceSandbox:
         return self._session
 
     def _read(self, status: int, answer: bytes) -> RunCodeResponse:
-        """An answer in the protocol."""
+        """An answer in the protocol, to a program that has begun."""
         if status == 200:
             try:
                 response = RunCodeResponse(**json.loads(answer))
@@ -280,11 +251,20 @@ class ServiceSandbox:
                     "sandbox_protocol",
                     f"an answer that is not in SandboxFusion's protocol: {text!r}",
                 ) from error
-            if not response.files.keys() <= {remote.RESULT, remote.CHANGED}:
-                raise self._failure(
-                    "sandbox_protocol",
-                    f"returned files that were not asked for: {sorted(response.files)[:3]}",
+            if response.status is RunStatus.SandboxError:
+                raise _TransientFailure(
+                    "sandbox_service",
+                    f"could not run a program: {response.message[-LAST_WORDS_CHARS:]}",
                 )
+            ran = response.run_result
+            if ran is None or remote.BEGUN not in (ran.stdout or ""):
+                detail = (
+                    f"{ran.status.value}, exit code {ran.return_code}: "
+                    f"{(ran.stderr or '')[-LAST_WORDS_CHARS:]}"
+                    if ran
+                    else "no result"
+                )
+                raise self._failure("sandbox_service", f"did not begin a program ({detail})")
             return response
         text = " ".join(answer[:LAST_WORDS_CHARS].decode(errors="replace").split())
         if status in (408, 425, 429) or status >= 500:
@@ -293,10 +273,6 @@ class ServiceSandbox:
             raise self._failure(
                 "sandbox_refused",
                 "HTTP 413: the files of a program are too large for it, or for a proxy before it",
-            )
-        if status == 422:
-            raise RunPaused(
-                self._shown(f"refuses our request (HTTP 422): {_refusals(answer) or text}")
             )
         raise RunPaused(self._shown(f"HTTP {status} in place of an answer: {text}"))
 
@@ -346,9 +322,7 @@ class _Job:
             "merged": program.merged,
             "modules": program.modules,
             "seconds": limits.seconds,
-            "cpu_seconds": int(
-                limits.seconds + 1 if limits.cpu_seconds is None else max(1.0, limits.cpu_seconds)
-            ),
+            "cpu_seconds": limits.whole_cpu_seconds,
             "memory": limits.memory_mb << 20,
             "file": limits.file_mb << 20,
             "disk": limits.disk_mb << 20,
@@ -365,16 +339,15 @@ class _Job:
             archive.writestr(zipfile.ZipInfo("stdin"), program.stdin)
             for path, content in self.files.items():
                 archive.writestr(zipfile.ZipInfo(f"workspace/{path}"), content)
-        request = RunCodeRequest(
-            code=f"{source}\nmain(json.loads({json.dumps(settings)!r}))\n",
-            language="python",
-            run_timeout=limits.seconds + STARTING_SECONDS,
-            files={remote.PACKED: base64.b64encode(packed.getbuffer()).decode()},
-            fetch_files=[remote.RESULT, remote.CHANGED],
-        )
-        return json.dumps(
-            request.dict() | {"memory_limit_MB": limits.memory_mb + OWN_MEMORY_MB}
-        ).encode()
+        request = {
+            "code": f"{source}\nmain(json.loads({json.dumps(settings)!r}))\n",
+            "language": "python",
+            "run_timeout": limits.seconds + STARTING_SECONDS,
+            "memory_limit_MB": limits.memory_mb + OWN_MEMORY_MB,
+            "files": {remote.PACKED: base64.b64encode(packed.getbuffer()).decode()},
+            "fetch_files": [remote.RESULT, remote.CHANGED],
+        }
+        return json.dumps(request).encode()
 
     def _digests(self) -> dict[str, str] | None:
         """The files of a kept workspace, of which only what has changed comes back."""
@@ -386,48 +359,32 @@ class _Job:
         """Returns the result of the program; a kept workspace is brought up to date.
 
         Raises:
-            InfrastructureFailure: It has not begun.
             OSError: The workspace cannot be written.
         """
         ran = response.run_result
-        if ran is None or remote.BEGUN not in (ran.stdout or ""):
-            detail = (
-                f"{ran.status.value}, exit code {ran.return_code}: "
-                f"{(ran.stderr or '')[-LAST_WORDS_CHARS:]}"
-                if ran
-                else "no result"
-            )
-            raise InfrastructureFailure("sandbox_service", f"did not begin a program ({detail})")
+        assert ran is not None
         limits = self.program.limits
         seconds = ran.execution_time or 0.0
         if remote.RESULT not in response.files:
             if ran.status is CommandRunStatus.TimeLimitExceeded:
                 return ProgramResult("time", None, "", "", seconds, excess("time", limits))
             detail = (ran.stderr or "").strip()[-LAST_WORDS_CHARS:]
-            why = f"its processes ended without a result (exit code {ran.return_code})"
-            return ProgramResult(
-                "killed", None, "", "", seconds, f"{why}: {detail}" if detail else why
-            )
+            why = f"its processes ended without a result (exit code {ran.return_code}) {detail}"
+            return ProgramResult("killed", None, "", "", seconds, why.rstrip())
         try:
-            result = _Result.model_validate_json(_decoded(response.files[remote.RESULT]))
-            changed = _unpacked(_decoded(response.files.get(remote.CHANGED, "")))
-            problems = [
-                f"path {path[:200]!r} {problem}"
-                for path in (*changed, *result.gone)
-                if (problem := path_problem(path))
-            ]
-            if problem := next(iter(problems), "") or self._tree_problem(result, changed):
+            left, archive = (
+                base64.b64decode(response.files.get(name, ""), validate=True)
+                for name in (remote.RESULT, remote.CHANGED)
+            )
+            result, changed = _Result.model_validate_json(left), _unpacked(archive)
+            for path in (*changed, *result.gone):
+                if problem := path_problem(path):
+                    raise ValueError(f"path {path[:200]!r} {problem}")
+            if problem := self._tree_problem(result, changed):
                 raise ValueError(problem)
         except ValueError as error:
-            detail = str(error).splitlines()[0]
-            return ProgramResult(
-                "killed",
-                None,
-                "",
-                "",
-                seconds,
-                f"what it left as its result cannot be read: {detail}",
-            )
+            why = f"what it left as its result cannot be read: {str(error).splitlines()[0]}"
+            return ProgramResult("killed", None, "", "", seconds, why)
         return self._judged(result, changed, min(result.seconds, limits.seconds + STARTING_SECONDS))
 
     def _tree_problem(self, result: _Result, changed: dict[str, bytes]) -> str:
@@ -479,38 +436,6 @@ def _too_much(
         "returned": f"its files have more than {RETURNED_BYTES >> 20} MB",
     }[exceeded]
     return "killed", f"{what}; what it changed is lost"
-
-
-class _TooLarge(Exception):
-    pass
-
-
-async def _body_of(response: aiohttp.ClientResponse) -> bytes:
-    parts, size = [], 0
-    async for part in response.content.iter_any():
-        size += len(part)
-        if size > MOST_BYTES:
-            raise _TooLarge
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _refusals(answer: bytes) -> str:
-    """The places and reasons in a 422 of FastAPI's form; empty where it has another."""
-    try:
-        details = json.loads(answer)["detail"]
-        return "; ".join(
-            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in details
-        )[:LAST_WORDS_CHARS]
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"not base64: {error}") from error
 
 
 def _unpacked(archive: bytes) -> dict[str, bytes]:

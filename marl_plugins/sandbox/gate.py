@@ -16,6 +16,7 @@ library only, as in supervisor.py.
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -153,9 +154,7 @@ class CallGate:
             return self._refuse(
                 "mmap of shared memory without a file", "map a file in the workspace", errno.ENOMEM
             )
-        target = int.from_bytes(
-            (arguments[0] & 0xFFFFFFFF).to_bytes(4, "little"), "little", signed=True
-        )
+        target = ctypes.c_int32(arguments[0]).value
         if call in system_calls.OF_ITSELF:
             return 0 if target in (caller, process_of(caller)) else errno.EPERM
         if call in SIGNALS:
@@ -209,11 +208,7 @@ class CallGate:
         return 0
 
     def _look_at_sockets(self) -> int:
-        processes = [
-            process
-            for pid in resource_usage.family(self._top)
-            if (process := resource_usage.process(pid))
-        ]
+        processes = resource_usage.living(resource_usage.family(self._top))
         return len(resource_usage.descriptors(processes).sockets) // 2
 
 

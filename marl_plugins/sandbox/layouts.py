@@ -109,7 +109,6 @@ def said_by(program: str, stdin: str) -> str:
     import os
     import sys
     import tempfile
-    from io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
 
     kept, streams = [os.dup(0), os.dup(1)], (sys.stdin, sys.stdout)
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
@@ -117,8 +116,8 @@ def said_by(program: str, stdin: str) -> str:
         given.seek(0)
         os.dup2(given.fileno(), 0)
         os.dup2(said.fileno(), 1)
-        sys.stdin = TextIOWrapper(BufferedReader(FileIO(0, "r", closefd=False)), "utf-8")
-        ours = sys.stdout = TextIOWrapper(BufferedWriter(FileIO(1, "w", closefd=False)), "utf-8")
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+        ours = sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         try:
             exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
         except SystemExit as end:

@@ -69,9 +69,6 @@ MACHINE = (
 )
 """What they may read of a /proc that is not their own: not `net`, `mountinfo` and `cgroup`, which
 tell of the machine."""
-DEVICES = ("/dev/null",)
-INIT = "/bin/sleep"
-"""Process 1 of each program's pid namespace."""
 TRIAL_SECONDS = 20.0
 """Seconds for bubblewrap to show that it works."""
 
@@ -97,10 +94,8 @@ class Machine:
         """Says in words what isolates programs here."""
         means = [f"Landlock version {self.abi}"] if self.abi else []
         means += ["seccomp with user notification"] if self.filters else []
-        return (
-            ", ".join([*means, *([f"bubblewrap {self.bwrap}"] if self.bwrap else [])])
-            or "limits alone"
-        )
+        means += [f"bubblewrap {self.bwrap}"] if self.bwrap else []
+        return ", ".join(means) or "limits alone"
 
     @property
     def strongest(self) -> Level:
@@ -239,7 +234,7 @@ def bubblewrap(bwrap: str, read: Sequence[str], write: Sequence[str]) -> list[st
     namespace would be refused.
     """
     own = ["--new-session", "--proc", "/proc", "--dir", "/dev/shm", "--dir", confine.STAGE]
-    for path in (*DEVICES, *(path for path in read if path.startswith("/dev/"))):
+    for path in (*confine.DEVICES, *(path for path in read if path.startswith("/dev/"))):
         own += ["--dev-bind", path, path]
     own += ["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
     changed = [word for path in write for word in ("--bind", path, path)]

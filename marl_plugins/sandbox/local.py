@@ -151,10 +151,8 @@ class LocalSandbox:
             "warm_up": self._warm_up,
             "abi": self.machine.abi if self.isolation != "process" else 0,
             "read": read,
-            "write": ["/dev/shm"] if namespaces else [],
-            "devices": list(levels.DEVICES),
             "hidden": [str(root), *kept],
-            "init": levels.INIT if namespaces else "",
+            "namespaces": namespaces,
             "spared": [],
             "user": user,
             "filters": self.machine.filters,
@@ -286,13 +284,12 @@ class LocalRun:
 
     def _request(self, folder: Path) -> dict[str, Any]:
         limits = self.program.limits
-        seconds = limits.seconds + 1 if limits.cpu_seconds is None else max(1.0, limits.cpu_seconds)
         return {
             "slot": self._slot,
             "folder": str(folder),
             "language": self.program.language,
             "memory": limits.memory_mb << 20,
-            "seconds": int(seconds),
+            "seconds": limits.whole_cpu_seconds,
             "file": min(limits.file_mb, limits.disk_mb) << 20,
             "disk": limits.disk_mb << 20,
             "processes": limits.processes,

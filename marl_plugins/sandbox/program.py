@@ -53,6 +53,11 @@ class Limits:
     output_chars: int = 2000
     output_mb: int = 4096
 
+    @property
+    def whole_cpu_seconds(self) -> int:
+        """Time on a processor, of each process, as the kernel counts it."""
+        return int(self.seconds + 1 if self.cpu_seconds is None else max(1.0, self.cpu_seconds))
+
 
 @dataclass(frozen=True)
 class Program:

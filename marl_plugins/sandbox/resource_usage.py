@@ -147,6 +147,11 @@ def process(pid: int) -> LivingProcess | None:
     )
 
 
+def living(pids: Iterable[int]) -> list[LivingProcess]:
+    """Returns those of these processes that have not ended."""
+    return [one for pid in pids if (one := process(pid))]
+
+
 def _numbers(task: int) -> dict[str, int]:
     """The numbers in a task's status."""
     numbers = {}

@@ -11,7 +11,7 @@ import os
 import platform
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from marl_plugins.sandbox import system_calls
 from marl_plugins.sandbox.kernel import check, libc, no_new_privileges
@@ -24,7 +24,7 @@ NEW_LISTENER, WAIT_KILLABLE = 8, 32
 answered."""
 X32 = 0x40000000
 
-LOAD, AND, EQUAL, GREATER, AT_LEAST, BITS, RETURN = 0x20, 0x54, 0x15, 0x25, 0x35, 0x45, 0x06
+LOAD, AND, EQUAL, AT_LEAST, BITS, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 ALLOWED, ERROR, ASKED, KILLED = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
 Code = list[tuple[int, int, int, int]]
 """Instructions: what, how many to skip if true, how many if false, and with which number."""
@@ -70,45 +70,21 @@ def tested(check: "system_calls.Check") -> Code:
 
 
 def filter_of(rules: Mapping[str, "system_calls.Rule"], otherwise: int = errno.ENOSYS) -> bytes:
-    """Returns the filter for these rules, and what comes of other calls, as the kernel reads it."""
+    """Returns the filter for these rules, and what comes of other calls, as the kernel reads it.
+    One number after the other, those with checks first: the kernel remembers which calls are
+    allowed whatever their arguments are."""
     column = system_calls.COLUMN[machine()]
-    numbered = sorted(
-        ((system_calls.NUMBERS[name][column], rule) for name, rule in rules.items()),
-        key=lambda pair: pair[0],
-    )
     code = begin()
-    for number, rule in numbered:
-        if number >= 0 and (rule.checks or rule.otherwise != system_calls.ALLOW):
+    for name, rule in sorted(rules.items(), key=lambda pair: not pair[1].checks):
+        number = system_calls.NUMBERS[name][column]
+        if number >= 0:
             body = [
                 *(step for check in rule.checks for step in tested(check)),
                 outcome(rule.otherwise),
             ]
             code += [(EQUAL, 0, len(body), number), *body]
-    free = [
-        number
-        for number, rule in numbered
-        if number >= 0 and not rule.checks and rule.otherwise == system_calls.ALLOW
-    ]
-    for first, last in ranges(free):
-        code += [
-            (GREATER, 3, 0, last),
-            (AT_LEAST, 0, 1, first),
-            outcome(system_calls.ALLOW),
-            outcome(otherwise),
-        ]
     instructions = [*code, outcome(otherwise)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
-
-
-def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the first and last of each run of ascending numbers without a gap."""
-    spans: list[tuple[int, int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1] = spans[-1][0], number
-        else:
-            spans.append((number, number))
-    return spans
 
 
 def install(code: bytes, listened: bool = False) -> int:

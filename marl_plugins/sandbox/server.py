@@ -79,7 +79,7 @@ class SandboxServer:
         self.gone = False
         """Whether it takes no more programs."""
         self._last = 0
-        own = {"command": command, "server": settings, "environment": ENVIRONMENT}
+        own = {"command": command, "server": settings}
         with contextlib.ExitStack() as undone:
             undone.callback(os.rmdir, root)
             try:
@@ -111,9 +111,7 @@ class SandboxServer:
             raise InfrastructureFailure("sandbox", f"the sandbox could not be started: {detail}")
         if "refused" in message:
             where = at(key=f"tools.sandbox.{message['key']}")
-            raise ConfigurationError(
-                Problem("sandbox.prepare", where, message["refused"], fix=message["fix"])
-            )
+            raise ConfigurationError(Problem("sandbox.prepare", where, message["refused"]))
 
     def fresh(self) -> Path:
         """Returns a new empty workspace, in a folder of its own, in which it stays where its

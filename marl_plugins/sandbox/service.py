@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import ipaddress
 import json
-import logging
 import re
 import signal
 import socket
@@ -23,15 +21,11 @@ from typing import Any
 
 import pydantic
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
-from pydantic_core import PydanticCustomError
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.problems import Problem
-from marl_plugins.core.workspace import path_problem, tree_problem
 from marl_plugins.sandbox.opening import open_sandbox
 from marl_plugins.sandbox.program import (
-    MAX_PROGRAM_FILES,
     Language,
     Limits,
     Program,
@@ -84,46 +78,26 @@ class RunCode(pydantic.BaseModel):
     files: dict[str, str | None] = {}
     fetch_files: list[str] = []
 
-    @pydantic.field_validator("files", "fetch_files")
-    @classmethod
-    def _inside(cls, paths: Any) -> Any:
-        if len(paths) > MAX_PROGRAM_FILES:
-            raise PydanticCustomError(
-                "files", "at most {most}, got {got}", {"most": MAX_PROGRAM_FILES, "got": len(paths)}
-            )
-        for path in paths:
-            if problem := path_problem(path):
-                raise PydanticCustomError(
-                    "path", "path {path} {problem}", {"path": ascii(path[:200]), "problem": problem}
-                )
-        return paths
-
-    @pydantic.field_validator("files")
-    @classmethod
-    def _apart(cls, files: dict[str, str | None]) -> dict[str, str | None]:
-        if problem := tree_problem(files):
-            raise PydanticCustomError("path", "{problem}", {"problem": problem})
-        return files
-
     def program(self, most: RequestLimits) -> Program:
         """Returns the program that is to be run.
 
         Raises:
-            RequestError: It asks for more than it may.
+            ValueError: It asks for more than it may, or for files that cannot be.
         """
         if self.run_timeout > most.seconds:
-            raise RequestError(
-                "run_timeout",
-                f"{self.run_timeout:g} s; this service allows {most.seconds:g} (--most_seconds)",
+            raise ValueError(
+                f"run_timeout: {self.run_timeout:g} s; this service allows {most.seconds:g} "
+                "(--most_seconds)"
             )
         if self.memory_limit_MB > most.memory_mb:
-            text = (
-                f"{self.memory_limit_MB} MB; this service allows {most.memory_mb} "
-                "(--most_memory_mb)"
+            raise ValueError(
+                f"memory_limit_MB: {self.memory_limit_MB} MB; this service allows "
+                f"{most.memory_mb} (--most_memory_mb)"
             )
-            raise RequestError("memory_limit_MB", text)
         files = {
-            path: _decoded(path, text) for path, text in self.files.items() if text is not None
+            path: base64.b64decode(text, validate=True)
+            for path, text in self.files.items()
+            if text is not None
         }
         limits = Limits(
             seconds=self.run_timeout,
@@ -134,21 +108,6 @@ class RunCode(pydantic.BaseModel):
         return Program(
             self.code, self.language, stdin, files, tuple(self.fetch_files), limits, modules=True
         )
-
-
-class RequestError(Exception):
-    """A request that is not right."""
-
-    def __init__(self, field: str, why: str):
-        self.field = field
-        super().__init__(why)
-
-
-def _decoded(path: str, text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RequestError("files", f"{path}: not base64 ({error})") from error
 
 
 class RequestRoom:
@@ -226,22 +185,15 @@ def application(
 
     @web.middleware
     async def own(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not is_own(request.host):
+        origin = request.headers.get("Origin")  # of a page in a browser
+        hosts = [request.host, *([origin.partition("://")[2]] if origin else [])]
+        if not all(map(is_own, hosts)):
             raise web.HTTPForbidden(
-                text=f"Host {request.host[:200]!a} is not this service's; add --names NAME"
-            )
-        origin = request.headers.get("Origin", "")  # of a page in a browser
-        if origin and not is_own(origin.partition("://")[2]):
-            raise web.HTTPForbidden(
-                text=f"Origin {origin[:200]!a} is not this service's; add --names NAME"
+                text=f"{ascii(hosts)[:200]} is not this service's name; add --names NAME"
             )
         return await handler(request)
 
     async def run_code(request: web.Request) -> web.Response:
-        if request.content_type != "application/json":  # nor may a page in a browser send programs
-            return _refusal(
-                [{"type": "content_type", "loc": ["body"], "msg": "expected application/json"}]
-            )
         if request.headers.get("Content-Encoding", "identity") != "identity":
             raise web.HTTPUnsupportedMediaType(
                 text="send the request as it is, without Content-Encoding"
@@ -262,6 +214,8 @@ def application(
                 text=f"the request did not arrive within {SENDING_SECONDS:.0f} s"
             ) from None
         try:
+            if request.content_type != "application/json":  # nor may a page in a browser send it
+                raise ValueError("expected application/json")
             program = await asyncio.to_thread(
                 lambda: RunCode.model_validate_json(body).program(most)
             )
@@ -272,10 +226,8 @@ def application(
                     for e in error.errors()
                 ]
             )
-        except RequestError as error:
-            return _refusal(
-                [{"type": "value_error", "loc": ["body", error.field], "msg": str(error)}]
-            )
+        except ValueError as error:
+            return _refusal([{"type": "value_error", "loc": ["body"], "msg": str(error)}])
         try:
             answer = answered(await sandbox.run(program))
         except InfrastructureFailure as failure:
@@ -325,12 +277,6 @@ def answered(completed: ProgramResult) -> dict[str, Any]:
     }
 
 
-def is_about_us(record: logging.LogRecord) -> bool:
-    """Returns whether a log record is about the service, and not about a request that is no
-    HTTP."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
 async def serve(
     config: SandboxConfig,
     host: str,
@@ -355,7 +301,6 @@ async def serve(
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    logging.getLogger("aiohttp.server").addFilter(is_about_us)
     config = config.model_copy(update={"imports": [*IMPORTS, *config.imports]})
     async with open_sandbox(config, concurrency=concurrency) as sandbox:
         runner = web.AppRunner(

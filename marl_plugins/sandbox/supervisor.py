@@ -28,7 +28,7 @@ from functools import cached_property
 from typing import NamedTuple, NoReturn, TypedDict, cast
 
 from marl_plugins.sandbox import resource_usage
-from marl_plugins.sandbox.fork_server import ForkSettings, ProgramRequest
+from marl_plugins.sandbox.fork_server import ENVIRONMENT, ForkSettings, ProgramRequest
 from marl_plugins.sandbox.gate import CallGate
 from marl_plugins.sandbox.pool import (
     PATIENCE_SECONDS,
@@ -65,13 +65,11 @@ class SupervisorSettings(TypedDict):
         control: The descriptor of the fork server's socket to its owner.
         command: What starts the fork server, but for its settings.
         server: These, but for the descriptors and `spared`.
-        environment: Of the fork server.
     """
 
     control: int
     command: list[str]
     server: "ForkSettings"
-    environment: dict[str, str]
 
 
 class WatchedProgram:
@@ -144,7 +142,7 @@ def main() -> None:
             *settings["command"],
             json.dumps({**settings["server"], **descriptors, **spared}),
         ]
-        os.posix_spawn(command[0], command, settings["environment"], setsid=True)
+        os.posix_spawn(command[0], command, ENVIRONMENT, setsid=True)
     threading.excepthook = fail
     sys.setswitchinterval(SWITCH_SECONDS)
     Supervisor(settings["control"], server, owner).serve()
@@ -276,7 +274,7 @@ def look_at_memory(watched: WatchedProgram) -> ProgramUsage:
         None,
         0.0,
     )
-    processes = living(pids)
+    processes = resource_usage.living(pids)
     tasks = max(1, sum(one.threads for one in processes))
     most = request["memory"] * (1.0 if len(processes) > 1 else SPARE) + request["base"]
     held = watched.held + sum(one.kernel for one in processes)
@@ -284,7 +282,7 @@ def look_at_memory(watched: WatchedProgram) -> ProgramUsage:
     if memory > NEAR * most and len(processes) > 1:
         began = time.monotonic()
         pids = stop(watched.pid)
-        processes = living(pids)
+        processes = resource_usage.living(pids)
         together = resource_usage.proportional(processes)
         watched.shared = max(0, sum(one.own for one in processes) - together)
         memory = held + together
@@ -306,7 +304,7 @@ def look_at_memory(watched: WatchedProgram) -> ProgramUsage:
 def look_at_files(watched: WatchedProgram) -> ProgramUsage:
     """Looks at a program's files, and at what its processes have opened and mapped."""
     request, pids = watched.request, resource_usage.family(watched.pid)
-    processes = living(pids)
+    processes = resource_usage.living(pids)
     try:
         opened = resource_usage.descriptors(processes)
     except resource_usage.HiddenProcess:
@@ -351,11 +349,6 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
         assert pid > 1, "all others would be signalled"
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def living(pids: list[int]) -> list[resource_usage.LivingProcess]:
-    """Returns those of these processes that have not ended."""
-    return [process for pid in pids if (process := resource_usage.process(pid))]
 
 
 def soonest(room: float, rate: float, tasks: int = CORES) -> float:

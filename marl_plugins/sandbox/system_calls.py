@@ -9,6 +9,7 @@ matplotlib, pytest, bash, coreutils, git and gcc call (docs/sandbox.md).
 import errno
 import os
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 COLUMN = {"x86_64": 0, "aarch64": 1}
 FREE = """
@@ -171,7 +172,7 @@ SOCK_NONBLOCK = 0x800
 O_NOTIFICATION_PIPE = 0x80
 
 
-class Check:
+class Check(NamedTuple):
     """A rule for what comes of a call where an argument, masked, has one of these values.
 
     Args:
@@ -179,14 +180,11 @@ class Check:
         high: Whether it is the upper half of the argument that is looked at.
     """
 
-    def __init__(
-        self, argument: int, mask: int, values: tuple[int, ...], action: int, high: bool = False
-    ):
-        self.argument = argument
-        self.mask = mask
-        self.values = values
-        self.action = action
-        self.high = high
+    argument: int
+    mask: int
+    values: tuple[int, ...]
+    action: int
+    high: bool = False
 
 
 class Rule:

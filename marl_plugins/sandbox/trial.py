@@ -7,26 +7,15 @@ import time
 from dataclasses import replace
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.findings import Finding, check_extra, error_if, note, ok
+from marl_plugins.core.findings import Finding, error_if, note, ok
 from marl_plugins.sandbox import levels
 from marl_plugins.sandbox.checks import describe_sandbox
-from marl_plugins.sandbox.opening import NEEDED, open_sandbox
+from marl_plugins.sandbox.opening import open_sandbox
 from marl_plugins.sandbox.program import Limits, Program, ProgramResult
 from marl_plugins.sandbox.section import SandboxConfig
 
 LONGEST_SECONDS = 10.0
 """An endless program that is limited to a second has been stopped by then."""
-
-
-def check_service_client(used: bool) -> list[Finding]:
-    """Returns whether the client of a service is installed.
-
-    Args:
-        used: Whether the run would use it.
-    """
-    return [
-        check_extra("fusion", NEEDED, "a sandbox at a service, and `openrlhf sandbox serve`", used)
-    ]
 
 
 def try_sandbox(config: SandboxConfig, limits: Limits, packages: bool, used: bool) -> list[Finding]:

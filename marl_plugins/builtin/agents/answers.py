@@ -1,4 +1,4 @@
-"""Answers as chat completions, whole and in pieces."""
+"""Answers as chat completions, whole and as streams."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import Any
 
 from marl_plugins.builtin.agents.requests import ChatRequest
 from marl_plugins.builtin.agents.session import EndpointAnswer
-
-PIECE_CHARS = 16
-"""Characters of an answer in one piece of a stream."""
 
 
 def usage_of(answer: EndpointAnswer) -> dict[str, int]:
@@ -33,6 +30,15 @@ def logprobs_of(request: ChatRequest, answer: EndpointAnswer) -> dict[str, Any] 
     return {"content": content, "refusal": None}
 
 
+def _about(kind: str, request: ChatRequest, answer: EndpointAnswer) -> dict[str, Any]:
+    return {
+        "id": answer.action.path,
+        "object": kind,
+        "created": int(time.time()),
+        "model": request.model,
+    }
+
+
 def completion(request: ChatRequest, answer: EndpointAnswer) -> dict[str, Any]:
     """Returns an answer as a chat completion. Its `id` is the action's path; what the role's own
     tools answered last stands in the message as `tool_output`, which is no part of the protocol."""
@@ -46,24 +52,14 @@ def completion(request: ChatRequest, answer: EndpointAnswer) -> dict[str, Any]:
         "finish_reason": answer.finish,
         "logprobs": logprobs_of(request, answer),
     }
-    about = {
-        "id": answer.action.path,
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": request.model,
-    }
+    about = _about("chat.completion", request, answer)
     return {**about, "choices": [choice], "usage": usage_of(answer)}
 
 
 def completion_chunks(request: ChatRequest, answer: EndpointAnswer) -> Iterator[bytes]:
-    """Yields the events of a stream that an answer is: its role, its text in pieces, its calls, the
-    end, and the usage if asked."""
-    about = {
-        "id": answer.action.path,
-        "object": "chat.completion.chunk",
-        "created": int(time.time()),
-        "model": request.model,
-    }
+    """Yields the events of a stream that an answer is: its role, its text, its calls, the end, and
+    the usage if asked."""
+    about = _about("chat.completion.chunk", request, answer)
 
     def chunk(
         delta: Mapping[str, Any],
@@ -73,10 +69,9 @@ def completion_chunks(request: ChatRequest, answer: EndpointAnswer) -> Iterator[
         choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
         return event({**about, "choices": [choice]})
 
-    text = answer.message.content if isinstance(answer.message.content, str) else ""
     yield chunk({"role": "assistant", "content": ""}, logprobs=logprobs_of(request, answer))
-    for start in range(0, len(text), PIECE_CHARS):
-        yield chunk({"content": text[start : start + PIECE_CHARS]})
+    if answer.message.text:
+        yield chunk({"content": answer.message.text})
     for number, call in enumerate(answer.message.tool_calls or ()):
         yield chunk({"tool_calls": [{"index": number, **call.model_dump()}]})
     yield chunk({}, answer.finish)
@@ -87,9 +82,5 @@ def completion_chunks(request: ChatRequest, answer: EndpointAnswer) -> Iterator[
 
 def event(data: Mapping[str, Any], kind: str = "") -> bytes:
     """Returns one server-sent event."""
-    return (
-        (f"event: {kind}\n" if kind else "").encode()
-        + b"data: "
-        + json.dumps(data).encode()
-        + b"\n\n"
-    )
+    first = f"event: {kind}\n" if kind else ""
+    return f"{first}data: {json.dumps(data)}\n\n".encode()

@@ -4,8 +4,9 @@ imported what it imports, and ends what it leaves behind.
     main() with sys.argv[1] = LaunchSettings as JSON
 
 It says `ready` once the imports are made; where programs are isolated, with the endpoint's socket.
-With a request (LaunchRequest) come three descriptors: a file with what the program is asked in
-JSON, a pipe for its answer, and one for its output. A Python program answers in JSON:
+A request says whether many trajectories run in the process (`shared`). With it come three
+descriptors: a file with what the program is asked in JSON, a pipe for its answer, and one for its
+output. A Python program answers in JSON:
 {"answer": ...}, {"no_text": ...} or {"error": {...}}; what a command prints is the answer. A shared
 process is given a socket instead of the file, on which requests come as to a pool.
 
@@ -22,7 +23,6 @@ import gc
 import importlib
 import importlib.util
 import inspect
-import io
 import json
 import os
 import random
@@ -35,7 +35,7 @@ from collections.abc import Awaitable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn, TypedDict
+from typing import Any, NoReturn, TextIO, TypedDict
 
 from marl_plugins.sandbox.pool import Forked, Pool, become_program, receive, tell
 
@@ -60,16 +60,6 @@ class LaunchSettings(TypedDict):
     function: str
     command: list[str]
     isolated: bool
-
-
-class LaunchRequest(TypedDict):
-    """A process that is to be forked.
-
-    Args:
-        shared: Whether many trajectories run in it.
-    """
-
-    shared: bool
 
 
 def main() -> None:
@@ -118,10 +108,9 @@ def folder_of(process: int) -> str:
     return f"/tmp/{process}"
 
 
-def written_to(descriptor: int) -> io.TextIOWrapper:
+def written_to(descriptor: int) -> TextIO:
     """Returns a text stream that is flushed with each line."""
-    file = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
-    return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    return open(descriptor, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def arguments_of(function: Any, request: Any) -> tuple[list[str], dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from marl_plugins.builtin.agents.answers import PIECE_CHARS, event, usage_of
+from marl_plugins.builtin.agents.answers import event, usage_of
 from marl_plugins.builtin.agents.request_fields import (
     PREFILL,
     TEXT_ALONE,
@@ -95,10 +95,7 @@ def parse_messages(body: bytes) -> ChatRequest:
     """
     request = checked(MessagesRequest, body)
     if request.messages[-1].role == "assistant":
-        raise EndpointRefusal(
-            400,
-            f"the last message is the assistant's: {PREFILL}",
-        )
+        raise EndpointRefusal(f"the last message is the assistant's: {PREFILL}")
     return as_chat(
         request,
         {
@@ -217,15 +214,13 @@ def _block_events(index: int, block: Mapping[str, Any]) -> Iterator[bytes]:
     empty: dict[str, Any]
     if block["type"] == "tool_use":
         kind, name, empty = "input_json_delta", "partial_json", {"input": {}}
-        pieces = [json.dumps(block["input"])]
+        piece = json.dumps(block["input"])
     else:
         name = block["type"]
         kind, empty = f"{name}_delta", {name: ""}
-        text = block[name]
-        pieces = [text[start : start + PIECE_CHARS] for start in range(0, len(text), PIECE_CHARS)]
+        piece = block[name]
     yield typed("content_block_start", index=index, content_block={**block, **empty})
-    for piece in pieces:
-        yield typed("content_block_delta", index=index, delta={"type": kind, name: piece})
+    yield typed("content_block_delta", index=index, delta={"type": kind, name: piece})
     yield typed("content_block_stop", index=index)
 
 

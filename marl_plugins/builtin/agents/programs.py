@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 from marl_plugins.builtin.agents import launcher
 from marl_plugins.builtin.agents.isolation import environment_of, words_before
 from marl_plugins.builtin.agents.per_loop import PerLoop
+from marl_plugins.builtin.agents.section import SILENT, AgentConfig
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.sandbox import pool
 from marl_plugins.sandbox.pool_owner import forked, heard, in_memory, python, start_pool
@@ -78,39 +80,34 @@ async def code_of(connection: socket.socket) -> int:
     return code
 
 
+def find_program(name: str, folder: Path) -> str | None:
+    """Returns the path of a program: on PATH, or in the recipe's folder, where a name with a slash
+    begins; None: there is none."""
+    known = [] if os.path.dirname(name) else [shutil.which(name)]
+    return next(filter(None, [*known, shutil.which(str(folder.absolute() / name))]), None)
+
+
 class AgentProgram:
     """A program, each of whose trajectories is a fork of one launcher.
 
     Args:
-        file, function: The Python program; empty for a command.
-        command: The words of a command.
-        python: In which the launcher runs; None: the run's.
-        folder: Where the program works.
-        environment: In addition to the run's.
-        isolated: Whether it runs in namespaces of its own (isolation.py).
+        folder: The recipe's, where the program works.
     """
 
-    def __init__(
-        self,
-        *,
-        file: str = "",
-        function: str = "",
-        command: Sequence[str] = (),
-        python_program: str | None = None,
-        folder: Path,
-        environment: Mapping[str, str],
-        isolated: bool = False,
-    ):
+    def __init__(self, config: AgentConfig, folder: Path):
+        folder, words = folder.absolute(), config.command
         self._settings: launcher.LaunchSettings = {
             "control": -1,
-            "file": file,
-            "function": function,
-            "command": list(command),
-            "isolated": isolated,
+            "file": str(folder / config.file) if config.file else "",
+            "function": config.function,
+            "command": [find_program(word, folder) or word for word in words[:1]] + words[1:],
+            "isolated": config.sandbox,
         }
-        self._words = python(launcher.__name__, program=python_program or "")
+        program = find_program(config.python, folder) if config.python else None
+        self._words = python(launcher.__name__, program=program or "")
+        environment = {**SILENT, "PYTHONHASHSEED": "0", **config.environment}
         self._known = {**os.environ, **environment}
-        if isolated:
+        if config.sandbox:
             own = [Path(str(module.__file__)).parent for module in (launcher, pool)]
             self._words = [*words_before(self._words[0], [*own, folder]), *self._words]
             self._known = environment_of(environment)
@@ -177,9 +174,8 @@ class AgentProgram:
     ) -> tuple[launcher.Report, int, Stream]:
         """What a process that is forked for a request answers, which is empty where it does not;
         its exit code; and what it has written."""
-        message: launcher.LaunchRequest = {"shared": False}
         with in_memory(json.dumps(request).encode()) as asked:
-            async with forked(control, message, [asked], LIMITS) as (connection, streams):
+            async with forked(control, {"shared": False}, [asked], LIMITS) as (connection, streams):
                 code = await code_of(connection)
                 answer, output = streams
                 report: launcher.Report = {}
@@ -197,8 +193,8 @@ class SharedProgram(AgentProgram):
     """An async function that runs for many trajectories at once in one process, which is forked
     anew for each event loop."""
 
-    def __init__(self, **settings: Any):
-        super().__init__(**settings)
+    def __init__(self, config: AgentConfig, folder: Path):
+        super().__init__(config, folder)
         self._workers = PerLoop(self._worker)
 
     @asynccontextmanager
@@ -207,8 +203,7 @@ class SharedProgram(AgentProgram):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with ours, theirs:
-            message: launcher.LaunchRequest = {"shared": True}
-            async with forked(self.start(), message, [theirs.fileno()], LIMITS) as (
+            async with forked(self.start(), {"shared": True}, [theirs.fileno()], LIMITS) as (
                 connection,
                 streams,
             ):

@@ -29,7 +29,7 @@ class EndpointRefusal(Exception):
         code: As in OpenAI's errors; empty where they have none.
     """
 
-    def __init__(self, status: int, message: str, code: str = ""):
+    def __init__(self, message: str, status: int = 400, code: str = ""):
         self.status = status
         self.code = code
         super().__init__(message)
@@ -116,14 +116,6 @@ class ChatRequest(SentRequest):
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
-    def limit(self) -> int | None:
-        """The most tokens that are wanted."""
-        limits = [
-            limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None
-        ]
-        return min(limits, default=None)
-
-    @property
     def stops(self) -> list[str]:
         """The texts that end the answer."""
         return (
@@ -149,9 +141,9 @@ def checked(form: type[Form], body: bytes | Mapping[str, Any]) -> Form:
         deepest = max(errors, key=lambda wrong: len(wrong["loc"]))  # of a union's, what was meant
         place = ".".join(str(key) for key in deepest["loc"] if "[" not in str(key))
         wrong = ": ".join(filter(None, [place, deepest["msg"].removeprefix("Value error, ")]))
-        raise EndpointRefusal(400, f"this request is not answered: {wrong}") from None
+        raise EndpointRefusal(f"this request is not answered: {wrong}") from None
     if reason := refusal_of(request):
-        raise EndpointRefusal(400, reason)
+        raise EndpointRefusal(reason)
     return request
 
 
@@ -165,9 +157,7 @@ def parse_chat(body: bytes | Mapping[str, Any]) -> ChatRequest:
     try:
         json.dumps([m.text for m in request.messages], ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise EndpointRefusal(
-            400, "a message holds half a surrogate pair, which is no text"
-        ) from None
+        raise EndpointRefusal("a message holds half a surrogate pair, which is no text") from None
     return request
 
 
@@ -200,7 +190,7 @@ def parse_rewards(sent: Any) -> list[CallReward]:
         return REWARDS.validate_python(value if isinstance(value, list) else [value])
     except (ValueError, RecursionError):
         raise EndpointRefusal(
-            400, 'rewards: expected {"id": ID_OF_AN_ANSWER, "reward": NUMBER}, or a list of these'
+            'rewards: expected {"id": ID_OF_AN_ANSWER, "reward": NUMBER}, or a list of these'
         ) from None
 
 

@@ -20,8 +20,6 @@ from marl_plugins.builtin.agents.requests import (
 )
 from marl_plugins.builtin.agents.session import EndpointAnswer
 
-PIECE_CHARS = 16
-
 
 class Item(Sent):
     """One item of the input."""
@@ -200,13 +198,7 @@ def _item_events(numbered: Any, index: int, item: Mapping[str, Any]) -> Iterator
             item={**item, "status": "in_progress", "content": []},
         )
         yield numbered("response.content_part.added", **inside, part={**part, "text": ""})
-        for start in range(0, len(part["text"]), PIECE_CHARS):
-            yield numbered(
-                "response.output_text.delta",
-                **inside,
-                delta=part["text"][start : start + PIECE_CHARS],
-                logprobs=[],
-            )
+        yield numbered("response.output_text.delta", **inside, delta=part["text"], logprobs=[])
         yield numbered("response.output_text.done", **inside, text=part["text"], logprobs=[])
         yield numbered("response.content_part.done", **inside, part=part)
     else:

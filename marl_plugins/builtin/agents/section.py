@@ -68,11 +68,6 @@ class AgentConfig(Section):
     )
     """More environment variables."""
 
-    @property
-    def is_given(self) -> bool:
-        """Returns whether the recipe has it."""
-        return bool(self.file or self.command)
-
     def files(self) -> Mapping[str, str]:
         if self.file:
             return {"agent": self.file}

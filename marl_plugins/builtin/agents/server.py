@@ -132,7 +132,7 @@ class AgentEndpoint:
         key = request.headers.get("x-api-key", bearer)
         if key not in self._sessions:
             raise EndpointRefusal(
-                401, "this key belongs to no trajectory that is running", "invalid_api_key"
+                "this key belongs to no trajectory that is running", 401, "invalid_api_key"
             )
         return self._sessions[key]
 
@@ -143,7 +143,7 @@ class AgentEndpoint:
     async def _model(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
         if name not in self._session(request).roles:
-            raise EndpointRefusal(404, f"there is no role {name!r}", "model_not_found")
+            raise EndpointRefusal(f"there is no role {name!r}", 404, "model_not_found")
         return web.json_response(_about(name))
 
     async def _count(self, request: web.Request) -> web.StreamResponse:
@@ -159,7 +159,7 @@ class AgentEndpoint:
 
     async def _unknown(self, request: web.Request) -> web.StreamResponse:
         what = f"{request.method} {request.path} is not answered here"
-        raise EndpointRefusal(404, f"{what}; chat completions, responses, messages and models are")
+        raise EndpointRefusal(f"{what}; chat completions, responses, messages and models are", 404)
 
     async def _answer(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         """Answers a request, whole or in pieces; an error that is known before the first piece has
@@ -193,7 +193,7 @@ class AgentEndpoint:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
             raise EndpointRefusal(
-                401, "this key's trajectory has ended", "invalid_api_key"
+                "this key's trajectory has ended", 401, "invalid_api_key"
             ) from None
         # whatever is no refusal or failure is a bug, which ends the run through the session
         except Exception as error:
@@ -241,7 +241,7 @@ async def _body(request: web.Request) -> bytes:
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge:
-        raise EndpointRefusal(413, f"a request has at most {MOST_BYTES // 2**20} MB") from None
+        raise EndpointRefusal(f"a request has at most {MOST_BYTES // 2**20} MB", 413) from None
 
 
 async def _begun(request: web.Request) -> web.StreamResponse:

@@ -124,7 +124,7 @@ class ServedRoles:
 
     def reward(self, rewards: Sequence[CallReward]) -> None:
         """Refuses rewards."""
-        raise EndpointRefusal(400, "reward: nothing is trained here")
+        raise EndpointRefusal("reward: nothing is trained here")
 
     def ask(self, request: ChatRequest, body: bytes, *_: object) -> asyncio.Task[EndpointAnswer]:
         """Returns the work on a request."""
@@ -186,6 +186,6 @@ class ServedRoles:
             if value is None:
                 continue
             if not (isinstance(value, int | float) and least <= value <= most):
-                raise EndpointRefusal(400, f"{name}: {value!r}, expected {least:g} to {most:g}")
+                raise EndpointRefusal(f"{name}: {value!r}, expected {least:g} to {most:g}")
             sampling[name] = value
         return sampling

@@ -91,14 +91,12 @@ def _shown_tools(role: RoleSpec, sent: Sequence[SentTool]) -> RoleSpec:
     if role.tools:
         own = ", ".join(tool.name for tool in role.tools)
         raise EndpointRefusal(
-            400,
-            f"role {role.name!r} has tools of the recipe ({own}), and takes none with a request",
+            f"role {role.name!r} has tools of the recipe ({own}), and takes none with a request"
         )
     if role.finder is None:
         raise EndpointRefusal(
-            400,
             f"tools: role {role.name!r} does not say how its model calls them; add `calls: PARSER` "
-            "to it",
+            "to it"
         )
     if isinstance(role.chat, ScriptedChat):
         return replace(role, find_calls=role.finder([]))
@@ -110,13 +108,12 @@ def _shown_tools(role: RoleSpec, sent: Sequence[SentTool]) -> RoleSpec:
     question, answers = [{"role": "user", "content": "?"}], [{"role": "tool", "content": "?"}]
     if chat.rendered(question) == role.chat.rendered(question):
         raise EndpointRefusal(
-            400,
             f"tools: the chat template of policy {role.policy!r} shows none, so its model cannot "
-            "call any",
+            "call any"
         )
     if chat.shows_more(answers):
         what = "shows a tool's name or a call's id with its answer, which it is not given"
-        raise EndpointRefusal(400, f"tools: the chat template of policy {role.policy!r} {what}")
+        raise EndpointRefusal(f"tools: the chat template of policy {role.policy!r} {what}")
     return replace(
         role,
         chat=chat,
@@ -159,9 +156,8 @@ class ProgramTools:
         for message in answers:
             if message.tool_call_id not in made:
                 raise EndpointRefusal(
-                    400,
                     f"a message of role tool answers {message.tool_call_id!r}, which is no call in "
-                    "these messages",
+                    "these messages"
                 )
         if before is None or before not in self._waiting:
             return
@@ -290,7 +286,7 @@ class EndpointSession:
                 action = self._by_path[one.id].action
                 self.calls.builder.scoring.scored(action, (one.reward - low) / (high - low))
                 continue
-            raise EndpointRefusal(400, f"reward: {wrong}")
+            raise EndpointRefusal(f"reward: {wrong}")
 
     async def count(self, request: ChatRequest) -> int:
         """Returns the number of tokens that a request would show if it opened a conversation.
@@ -353,11 +349,11 @@ class EndpointSession:
         """The role as a request wants it: with its tools, and perhaps ended sooner."""
         if request.model not in self.roles:
             what = f"there is no role {request.model!r}{nearest(request.model, self.roles)}"
-            raise EndpointRefusal(404, what, "model_not_found")
+            raise EndpointRefusal(what, 404, "model_not_found")
         role = shortened(self.roles[request.model], request)
         if role.external and request.logprobs:
             what = f"logprobs: role {role.name!r} is somebody else's model, which gives words alone"
-            raise EndpointRefusal(400, what)
+            raise EndpointRefusal(what)
         return self._formats.spec(role, request.offered) if request.offered else role
 
     def _stated(self, after: str) -> list[Action]:
@@ -366,7 +362,7 @@ class EndpointSession:
         for name in names:
             if name not in self._by_path:
                 raise EndpointRefusal(
-                    400, f"x-marl-after: {name!r} is the id of no answer of this trajectory"
+                    f"x-marl-after: {name!r} is the id of no answer of this trajectory"
                 )
         return [self._by_path[name].action for name in names]
 
@@ -423,7 +419,8 @@ def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
 
 def shortened(role: RoleSpec, request: ChatRequest) -> RoleSpec:
     """Returns a role that ends no later than a request wants."""
-    limits = [limit for limit in (role.sampling.max_new_tokens, request.limit) if limit is not None]
+    wanted = role.sampling.max_new_tokens, request.max_tokens, request.max_completion_tokens
+    limits = [limit for limit in wanted if limit is not None]
     stop = tuple(dict.fromkeys((*role.sampling.stop, *request.stops)))
     return replace(
         role, sampling=replace(role.sampling, max_new_tokens=min(limits, default=None), stop=stop)
@@ -441,10 +438,10 @@ async def as_refusals(answer: Awaitable[T]) -> T:
         return await answer
     except jinja2.TemplateError as error:
         raise EndpointRefusal(
-            400, f"the model's chat template refuses these messages: {error}"
+            f"the model's chat template refuses these messages: {error}"
         ) from None
     except ConfigurationError as error:
-        raise EndpointRefusal(400, str(error)) from None
+        raise EndpointRefusal(str(error)) from None
 
 
 def _calls(spec: RoleSpec, action: Action) -> list[FunctionCall]:
@@ -458,23 +455,12 @@ def outside_calls(answer: str) -> str:
     return TAGGED.sub("", answer).strip() if TAGGED.search(answer) else ""
 
 
-def _spelled(called: CalledFunction) -> str:
-    """A call as records have it."""
-    try:
-        return FunctionCall(called.name, json.loads(called.arguments)).text
-    except ValueError:
-        return FunctionCall(called.name, called.arguments).text
-
-
 def _messages(new: Sequence[Message]) -> list[dict[str, str]]:
     """Messages as a chat template takes them; calls that the conversation did not make itself stand
     in the text."""
     shown = []
     for message in new:
-        calls = [
-            FunctionCall(call.function.name, _arguments(call.function.arguments)).text
-            for call in message.tool_calls or ()
-        ]
+        calls = [_spelled(call.function) for call in message.tool_calls or ()]
         text = "\n".join(
             filter(None, [message.text, *(f"<tool_call>\n{call}\n</tool_call>" for call in calls)])
         )
@@ -482,11 +468,12 @@ def _messages(new: Sequence[Message]) -> list[dict[str, str]]:
     return shown
 
 
-def _arguments(text: str) -> object:
+def _spelled(called: CalledFunction) -> str:
+    """A call as records and chat templates have it."""
     try:
-        return json.loads(text or "{}")
+        return FunctionCall(called.name, json.loads(called.arguments or "{}")).text
     except (ValueError, RecursionError):
-        return text
+        return FunctionCall(called.name, called.arguments).text
 
 
 def failure_of(error: BaseException) -> tuple[int, str, str]:

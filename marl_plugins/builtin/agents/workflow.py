@@ -6,17 +6,19 @@ import ast
 import asyncio
 import json
 import os
-import shutil
-import symtable
-from collections.abc import Iterator, Mapping
-from importlib.util import decode_source
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from marl_plugins.builtin.agents.per_loop import PerLoop
-from marl_plugins.builtin.agents.programs import AgentProgram, AgentProgramResult, SharedProgram
-from marl_plugins.builtin.agents.section import SILENT, AgentConfig
+from marl_plugins.builtin.agents.programs import (
+    AgentProgram,
+    AgentProgramResult,
+    SharedProgram,
+    find_program,
+)
+from marl_plugins.builtin.agents.section import AgentConfig
 from marl_plugins.builtin.agents.server import AgentEndpoint
 from marl_plugins.builtin.agents.session import EndpointSession, SentToolFormats
 from marl_plugins.core.failures import (
@@ -25,7 +27,7 @@ from marl_plugins.core.failures import (
     InfrastructureFailure,
     RecipeError,
 )
-from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.trajectory import Action, Task
 from marl_plugins.core.workflow import RoleCalls, Roles, Tools, calls_of
 from marl_plugins.engine.plan.scripted_roles import ScriptedChat
@@ -49,25 +51,17 @@ class AgentWorkflow(WorkflowFile):
         self.config = config
         self.files = [file for file in config.files().values() if (folder / file).is_file()]
         self.place = str(folder / config.file) if config.file else " ".join(config.command)
-        environment = {**SILENT, "PYTHONHASHSEED": "0", **config.environment}
-        kind = SharedProgram if config.shared else AgentProgram
-        words = config.command
-        self.program = kind(
-            file=str((folder / config.file).absolute()) if config.file else "",
-            function=config.function,
-            command=[find_program(word, folder) or word for word in words[:1]] + words[1:],
-            python_program=config.python and find_program(config.python, folder),
-            folder=folder.absolute(),
-            environment=environment,
-            isolated=config.sandbox,
-        )
-        self._endpoints = PerLoop(lambda: AgentEndpoint(self.program.listener()).running())
+        self.program = (SharedProgram if config.shared else AgentProgram)(config, folder)
+        self._endpoints = PerLoop(self._endpoint)
         self.ignored: set[str] = set()
         """What requests have said of sampling."""
         self._formats = SentToolFormats()
-        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            WeakKeyDictionary()
-        )
+
+    @asynccontextmanager
+    async def _endpoint(self) -> AsyncIterator[tuple[AgentEndpoint, asyncio.Semaphore]]:
+        """Provides an event loop's endpoint, and the places of programs at it."""
+        async with AgentEndpoint(self.program.listener()).running() as endpoint:
+            yield endpoint, asyncio.Semaphore(self.config.concurrency)
 
     async def __call__(self, task: Task, roles: Roles, tools: Tools) -> str | Action:
         """Returns the program's answer: an action, where it is what a role has said.
@@ -78,10 +72,8 @@ class AgentWorkflow(WorkflowFile):
             InfrastructureFailure: An engine's; or the program has ended before any answer.
             RecipeError: It ends without an answer in a rehearsal.
         """
-        calls, loop = calls_of(roles), asyncio.get_running_loop()
-        place = self._places.setdefault(loop, asyncio.Semaphore(self.config.concurrency))
-        async with place, self._endpoints.used() as endpoint:
-            config = self.config
+        calls, config = calls_of(roles), self.config
+        async with self._endpoints.used() as (endpoint, place), place:
             session = EndpointSession(
                 calls, self._formats, config.derive, self.place, config.rewards
             )
@@ -230,45 +222,15 @@ def _problems(config: AgentConfig, folder: Path) -> Iterator[Problem]:
         yield Problem(
             "agents.shared", at(key="agent.shared"), "a command cannot be shared", fix="remove it"
         )
-    if config.command and not find_program(config.command[0], folder):
-        got = f"there is no program {config.command[0]!r} on PATH or in {folder}"
-        yield Problem("agents.no_command", at(key="agent.command"), got, fix="is it executable?")
-    if config.python and not find_program(config.python, folder):
-        got = f"there is no program {config.python!r} on PATH or in {folder}"
-        yield Problem("agents.no_python", at(key="agent.python"), got)
-    if config.file:
-        yield from _file_problems(config, folder / config.file)
-
-
-def find_program(name: str, folder: Path) -> str | None:
-    """Returns the path of a program: on PATH, or in the recipe's folder, where a name with a slash
-    begins; None: there is none."""
-    known = [] if os.path.dirname(name) else [shutil.which(name)]
-    return next(filter(None, [*known, shutil.which(str(folder.absolute() / name))]), None)
-
-
-def _file_problems(config: AgentConfig, file: Path) -> Iterator[Problem]:
-    where = at(key="agent.file", file=file)
-    try:
-        text = decode_source(file.read_bytes())
-        tree = ast.parse(text)
-    except OSError as error:
-        yield Problem(
-            "agents.no_file", where, f"cannot be read: {error.strerror}", fix="correct the path"
-        )
-        return
-    except (SyntaxError, ValueError) as error:
-        place = at(line=f"{file}:{getattr(error, 'lineno', None) or 1}")
-        yield Problem("agents.syntax", place, f"is not Python: {getattr(error, 'msg', error)}")
-        return
-    if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in tree.body):
-        return
-    symbols = symtable.symtable(text, str(file), "exec").get_symbols()
-    defined = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
-    if config.function not in defined:
-        got, fix = f"{file} has no function {config.function}", meant(config.function, defined)
-        yield Problem("agents.no_function", at(key="agent.function"), got, fix=fix)
-    elif config.shared and not any(_can_be_shared(node, config.function) for node in tree.body):
+    command = config.command[0] if config.command else None
+    for key, name in (("command", command), ("python", config.python)):
+        if name and not find_program(name, folder):
+            got = f"there is no program {name!r} on PATH or in {folder}"
+            yield Problem("agents.no_program", at(key=f"agent.{key}"), got, fix="is it executable?")
+    if config.file and not (folder / config.file).is_file():
+        where = at(key="agent.file", file=folder / config.file)
+        yield Problem("agents.no_file", where, "no such file", fix="correct the path")
+    elif config.file and config.shared and not _can_be_shared(config, folder / config.file):
         got = (
             f"{config.function} is no `async def` with a parameter `endpoint`, by which its "
             "trajectories are told apart"
@@ -278,9 +240,16 @@ def _file_problems(config: AgentConfig, file: Path) -> Iterator[Problem]:
         )
 
 
-def _can_be_shared(node: ast.stmt, function: str) -> bool:
-    return (
+def _can_be_shared(config: AgentConfig, file: Path) -> bool:
+    """Returns whether trajectories can be told apart in one process; what is no Python, or has no
+    such function of its own, says so when it runs."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return True
+    return all(
         isinstance(node, ast.AsyncFunctionDef)
-        and node.name == function
         and any(argument.arg == "endpoint" for argument in (*node.args.args, *node.args.kwonlyargs))
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == config.function
     )

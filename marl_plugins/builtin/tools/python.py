@@ -13,7 +13,7 @@ imports.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,6 +23,7 @@ import pydantic
 from marl_plugins import hookimpl
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.findings import check_extra
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.run import note_user, tool_users
 from marl_plugins.core.section import Section
@@ -176,14 +177,16 @@ async def marl_stop(run: Run) -> None:
 @hookimpl
 def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> list[Finding]:
     """Runs three programs: a correct one, an endless one, one that needs too much memory."""
-    from marl_plugins.sandbox.trial import check_service_client, try_sandbox
+    from marl_plugins.sandbox.opening import NEEDED
+    from marl_plugins.sandbox.trial import try_sandbox
 
     python, sandbox = settings_of(run) if run is not None else (PythonToolConfig(), SandboxConfig())
     used = run is not None and _is_used(run)
+    what = "a sandbox at a service, and `openrlhf sandbox serve`"
+    client = check_extra("fusion", NEEDED, what, used and sandbox.isolation == "service")
     if static:
-        return check_service_client(used and sandbox.isolation == "service")
-    tried = try_sandbox(sandbox, python.limits, python.packages, used)
-    return [*check_service_client(used and sandbox.isolation == "service"), *tried]
+        return [client]
+    return [client, *try_sandbox(sandbox, python.limits, python.packages, used)]
 
 
 def _is_used(run: Run) -> bool:
@@ -250,15 +253,21 @@ def python_tool(
     sandbox: OnDemandSandbox | None = None,
     workspaces: Callable[[Task], AbstractAsyncContextManager[Workspace]] | None = None,
 ) -> Tool:
-    """Returns the tool, with its limits.
+    """Returns the tool, with its limits; calls of all trajectories share one limit on how many run
+    at once.
 
     Args:
         sandbox: Where programs run; default: a sandbox of its own.
         workspaces: See `Tool.workspaces`.
     """
+    opened = sandbox or sandbox_of(config, SandboxConfig())
+
+    async def run(call: ToolCall) -> ToolResult:
+        return await run_program(call.text, config, opened.sandbox, call.workspace, call.files)
+
     return Tool(
         "python",
-        runner(config, sandbox),
+        run,
         find_programs,
         calls_per_answer=config.calls_per_answer,
         seconds_per_trajectory=config.seconds_per_trajectory,
@@ -267,19 +276,6 @@ def python_tool(
         settings=config.model_dump(mode="json"),
         functions=(FUNCTION,),
     )
-
-
-def runner(
-    config: PythonToolConfig, sandbox: OnDemandSandbox | None = None
-) -> Callable[[ToolCall], Awaitable[ToolResult]]:
-    """Returns what the tool calls: a program with the given limits; calls of all trajectories share
-    one limit on how many run at once."""
-    opened = sandbox or sandbox_of(config, SandboxConfig())
-
-    async def run(call: ToolCall) -> ToolResult:
-        return await run_program(call.text, config, opened.sandbox, call.workspace, call.files)
-
-    return run
 
 
 def sandbox_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -42,33 +41,21 @@ def check_mcp(config: MCPConfig, folder: Path) -> list[Problem]:
 def _problems(name: str, config: MCPServerConfig, folder: Path) -> Iterator[Problem]:
     """Yields what is wrong with one server."""
     key = f"tools.mcp.{name}"
-    where, command = at(key=key), at(key=f"{key}.command")
+    where = at(key=key)
     if not NAME.fullmatch(name):
         expected = "a tool's name: lower-case letters, digits and underscores, a letter first"
         yield Problem("mcp.name", where, repr(name), expected)
     if bool(config.command) == bool(config.url):
         expected = "one of `command` (a program to start) and `url` (of a server that runs)"
         yield Problem("mcp.kind", where, expected=expected)
-    elif config.command and not config.command[0].strip():
-        yield Problem("mcp.program", command, "an empty first word", "a program")
     elif config.command and config.program(folder) is None:
-        looked = (
-            f"in {folder}" if os.sep in config.command[0] else "beside the run's Python or in PATH"
-        )
-        got = f"there is no program {config.command[0]!r} {looked}"
-        yield Problem("mcp.program", command, got, fix="install it, or correct the name")
-    if config.headers and not config.url:
-        yield Problem(
-            "mcp.headers",
-            at(key=f"{key}.headers"),
-            "are sent to a `url`",
-            fix="give a program `env`",
-        )
-    if config.env and not config.command:
-        got = "is a program's (`command`)"
-        yield Problem(
-            "mcp.env", at(key=f"{key}.env"), got, fix="give a server that runs already `headers`"
-        )
+        got = f"there is no program {config.command[0]!r}"
+        looked = f"it is looked for in {folder}, beside the run's Python and in PATH"
+        yield Problem("mcp.program", at(key=f"{key}.command"), got, fix=looked)
+    part, given = ("headers", config.headers) if config.command else ("env", config.env)
+    if given:
+        fix = "a program is given `env`, and a `url` is sent `headers`"
+        yield Problem("mcp.kind", at(key=f"{key}.{part}"), "is not read", fix=fix)
     yield from _secrets(key, config)
     if config.url:
         wrong = wrong_address(config.url, "http://127.0.0.1:8000/mcp")

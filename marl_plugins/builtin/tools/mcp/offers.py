@@ -1,9 +1,8 @@
 """Bounds what a server offers: its tools' names, descriptions and schemas are another program's
 texts, and go into prompts.
 
-A name is a plain word; a description is bounded, and holds no control character; a result is
-checked against a schema of which nothing is left that takes longer than reading the result. Tokens
-of a chat template that a text spells stay text where it is shown (core/foreign.py).
+A name is a plain word; a description is bounded, and holds no control character. Tokens of a chat
+template that a text spells stay text where it is shown (core/foreign.py).
 """
 
 from __future__ import annotations
@@ -25,20 +24,6 @@ MOST_TOOLS = 1000
 MOST_CHARACTERS = 4000
 """Of a description; what is longer keeps its head."""
 MOST_SCHEMA_CHARACTERS = 50_000
-CHECKED = (
-    "type",
-    "enum",
-    "const",
-    "required",
-    "minimum",
-    "maximum",
-    "minLength",
-    "maxLength",
-    "minItems",
-    "maxItems",
-)
-"""Keywords of a schema that are checked; beside them `properties` and `items`. A pattern may take
-for ever."""
 MAX_SCHEMA_DEPTH = 20
 
 
@@ -83,23 +68,9 @@ def harmless(value: Any, depth: int = 0) -> Any:
     return [harmless(inner, depth + 1) for inner in value] if isinstance(value, list) else value
 
 
-def simplify_schemas(tools: Iterable[OfferedTool]) -> None:
-    """Leaves of each tool's output schema, in place, what is checked in a time that the result's
-    size bounds: the SDK checks every result against it, in the event loop."""
+def leave_unchecked(tools: Iterable[OfferedTool]) -> None:
+    """Empties each tool's output schema, in place: the SDK checks every result against it, in the
+    event loop, and a pattern may take for ever."""
     for tool in tools:
         if tool.output_schema:
-            left = _simple(tool.output_schema, 0)
             tool.output_schema.clear()
-            tool.output_schema.update(left)
-
-
-def _simple(schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-    left = {keyword: schema[keyword] for keyword in CHECKED if keyword in schema}
-    properties, items = schema.get("properties"), schema.get("items")
-    if depth < MAX_SCHEMA_DEPTH and isinstance(properties, Mapping):
-        left["properties"] = {
-            n: _simple(s, depth + 1) for n, s in properties.items() if isinstance(s, Mapping)
-        }
-    if depth < MAX_SCHEMA_DEPTH and isinstance(items, Mapping):
-        left["items"] = _simple(items, depth + 1)
-    return left

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import sys
 import time
@@ -32,8 +33,8 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, TextIO
 
-from marl_plugins.builtin.tools.mcp.noise import Noise
-from marl_plugins.builtin.tools.mcp.offers import functions_of, simplify_schemas, wrong_offers
+from marl_plugins.asking.prompts import shorten
+from marl_plugins.builtin.tools.mcp.offers import functions_of, leave_unchecked, wrong_offers
 from marl_plugins.builtin.tools.mcp.section import MCPServerConfig
 from marl_plugins.core.calls import parse_call
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, leaves_of, nearest
@@ -57,12 +58,29 @@ LAST_WORDS_CHARS = 500
 """Characters of a server's standard error that are shown where it failed."""
 
 
+class Noise(logging.Filter):
+    """Lets through the first of what servers print to their standard output, where messages of the
+    protocol belong, as one line: the SDK logs every line with its traceback."""
+
+    seen = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg = (
+            "warning: an MCP server (tools.mcp) writes to its standard output what is no message "
+            "of the protocol, which is passed over; have it write to standard error. Further "
+            "lines are not reported"
+        )
+        record.args, record.exc_info = (), None
+        first, self.seen = not self.seen, True
+        return first
+
+
 class Servers:
     """The MCP servers of a run."""
 
     def __init__(self) -> None:
         self._servers: dict[str, MCPServer] = {}
-        self._noise = Noise()
+        logging.getLogger("mcp.client.stdio").addFilter(Noise())
 
     def of(self, configs: Mapping[str, MCPServerConfig], folder: Path) -> list[MCPServer]:
         """Returns the servers of a recipe, which lies in `folder`."""
@@ -77,7 +95,6 @@ class Servers:
             ConfigurationError: Some cannot be reached, or do not have the tools that the recipe
                 names.
         """
-        self._noise.listen()
         tried = await asyncio.gather(
             *(server.learn() for server in self._servers.values()), return_exceptions=True
         )
@@ -134,7 +151,8 @@ class MCPServer:
         """
         started = time.monotonic()
         ok, output = await self._answer(call)
-        return ToolResult(self.name, call.text, self.shown(output), ok, time.monotonic() - started)
+        shown = shorten(self.redaction.redact(output), self.config.output_chars)
+        return ToolResult(self.name, call.text, shown, ok, time.monotonic() - started)
 
     async def _answer(self, call: ToolCall) -> tuple[bool, str]:
         made = call.function or parse_call(call.text)
@@ -145,18 +163,6 @@ class MCPServer:
             return False, f"there is no tool {made.name!r}{nearest(made.name, names)}"
         session: MCPSession = call.session or self.session()
         return await session.call(made.name, dict(made.arguments))
-
-    def shown(self, output: str) -> str:
-        """Returns a server's text without what it was given as a secret, head and tail where it is
-        long."""
-        text, most = self.redaction.redact(output), self.config.output_chars
-        if len(text) <= most:
-            return text
-        half = most // 2
-        return (
-            f"{text[:half]}\n[... {len(text) - most} characters left out "
-            f"...]\n{text[half - most :]}"
-        )
 
     def session(self) -> MCPSession:
         """Returns the session that all trajectories share; a new one where it has ended."""
@@ -336,7 +342,7 @@ class MCPSession:
         gone: tuple[type[Exception], ...] = (TimeoutError, MCPError, *_broken())
         try:
             async with asyncio.timeout(ALIVE_SECONDS):
-                simplify_schemas((await client.list_tools(cache_mode="bypass")).tools)
+                leave_unchecked((await client.list_tools(cache_mode="bypass")).tools)
         except gone:
             self._leave.set()
 
@@ -420,7 +426,7 @@ async def _listed(client: Client) -> list[Function]:
     cursor = None
     while True:
         page = await client.list_tools(cursor=cursor)
-        simplify_schemas(page.tools)
+        leave_unchecked(page.tools)
         functions += functions_of(page.tools)
         cursor = page.next_cursor
         if cursor is None:

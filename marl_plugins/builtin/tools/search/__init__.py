@@ -105,17 +105,7 @@ def marl_configure(run: Run) -> list[Problem]:
     if config.kind == "http":
         return address_problems(config.address, at(key="tools.search.address"))
     if corpus is None:
-        if not config.model_fields_set:
-            return []
-        where, got = at(key="tools.search"), "no documents are named"
-        return [
-            Problem(
-                "search.no_corpus",
-                where,
-                got,
-                fix="corpus: documents.jsonl, or --search.corpus FILE",
-            )
-        ]
+        return []
     from marl_plugins.builtin.tools.search.corpus import read_corpus
 
     where = at(flag="search.corpus") if run.args.search.corpus else at(key="tools.search.corpus")
@@ -138,15 +128,15 @@ def _keys_of_other_kinds(run: Run, config: SearchToolConfig) -> list[Problem]:
     """Returns the keys that a kind of search needs and does not have, or has and does not read."""
     has = {key for key in ("embed", "address") if getattr(config, key)}
     has |= {"corpus"} if corpus_of(run) else set()
-    needs = {"bm25": has & {"corpus"}, "dense": {"corpus", "embed"}, "http": {"address"}}[
-        config.kind
-    ]
+    needs = {"bm25": {"corpus"}, "dense": {"corpus", "embed"}, "http": {"address"}}[config.kind]
+    if not (has or config.model_fields_set):  # the recipe does not search
+        return []
     return [
         Problem(
             "search.keys",
             at(key=f"tools.search.{key}"),
             "is missing" if key in needs else "is not read",
-            fix=f"`kind: {config.kind}` reads {' and '.join(sorted(needs)) or 'corpus'}",
+            fix=f"`kind: {config.kind}` reads {' and '.join(sorted(needs))}",
         )
         for key in sorted(has ^ needs)
     ]

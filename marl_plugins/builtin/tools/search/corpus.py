@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from marl_plugins.asking.reading import UNREADABLE
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at, first_of
@@ -96,69 +97,33 @@ def _items(path: Path, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
                 try:
                     yield f"{path}:{number}", json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    got = "is empty" if not line.strip() else f"is not JSON: {error}"
-                    problems.append(
-                        Problem(
-                            "search.line",
-                            at(line=f"{path}:{number}"),
-                            got,
-                            fix=f"a line such as {FIX}",
-                        )
-                    )
-    except OSError as error:
-        problems.append(
-            Problem("search.corpus", at(file=path), f"cannot be read: {error.strerror}")
-        )
-    except UnicodeDecodeError as error:
-        got = f"is not UTF-8 text (byte {error.start} of a part)"
-        problems.append(Problem("search.encoding", at(file=path), got, fix="save it as UTF-8"))
-
-
-def with_text(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a document with `text`, where it has `contents` in its place."""
-    if "text" in item or "contents" not in item:
-        return item
-    title, _, text = str(item["contents"]).partition("\n")
-    return {"title": title.strip('"'), "text": text or title}
+                    where, got = at(line=f"{path}:{number}"), f"is not JSON: {error}"
+                    problems.append(Problem("search.line", where, got, fix=f"a line such as {FIX}"))
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(Problem("search.corpus", at(file=path), f"cannot be read: {error}"))
 
 
 def document_of(item: Mapping[str, Any]) -> Document:
-    """Returns the document that JSON values hold.
+    """Returns the document that JSON values hold. What has `contents` in the place of `text`, as in
+    the corpora of FlashRAG, has its title in the first line of that.
 
     Raises:
         LookupError, TypeError, AttributeError: They hold none.
     """
-    values = with_text(item)
-    return Document(values["text"].strip(), (values.get("title") or "").strip())
+    if "contents" in item and "text" not in item:
+        title, _, text = item["contents"].partition("\n")
+        return Document((text or title).strip(), title.strip('"').strip())
+    return Document(item["text"].strip(), (item.get("title") or "").strip())
 
 
 def _document(place: str, item: Any, part: str, problems: list[Problem]) -> Document | None:
-    """Returns a document; None where it is none, which is noted.
-
-    What has `contents` in the place of `text`, as in the corpora of FlashRAG, has its title in the
-    first line of that.
-    """
-    where = at(line=place)
-    if not isinstance(item, Mapping):
-        problems.append(Problem("search.no_object", where, f"{item!r:.40}", "an object", FIX))
-        return None
-    item = with_text(item)
-    title, text = item.get("title") or "", item.get("text")
-    if not isinstance(text, str) or not text.strip():
-        got = (
-            "no `text`"
-            if text is None
-            else "an empty `text`"
-            if isinstance(text, str)
-            else "a `text` that is no text"
-        )
-        problems.append(Problem("search.document", where, got, "a document", FIX))
-        return None
-    if not isinstance(title, str) or (part == "title" and not title.strip()):
-        problems.append(
-            Problem(
-                "search.title", where, "no title", "one, because titles are indexed", "index: text"
-            )
-        )
-        return None
-    return Document(text.strip(), title.strip())
+    """Returns a document; None where it is none, or lacks what is indexed, which is noted."""
+    try:
+        document = document_of(item)
+        if document.text and (document.title or part != "title"):
+            return document
+    except UNREADABLE:
+        pass
+    expected = "a document with a title" if part == "title" else "a document"
+    problems.append(Problem("search.document", at(line=place), f"{item!r:.40}", expected, FIX))
+    return None

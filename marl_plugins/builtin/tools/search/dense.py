@@ -49,10 +49,10 @@ class DenseIndex:
             answer = self._embed(texts)
         try:
             vectors: ndarray[Any, Any] = np.asarray(answer, dtype=np.float32)
-            got = f"an array of shape {vectors.shape} for {len(texts)} texts"
-        except (TypeError, ValueError) as error:
-            vectors, got = np.zeros(0), f"no array of numbers ({error})"
+        except (TypeError, ValueError):
+            vectors = np.zeros(0)
         if vectors.ndim != 2 or len(vectors) != len(texts) or not np.isfinite(vectors).all():
+            got = f"an array of shape {vectors.shape} for {len(texts)} texts"
             expected = "a vector of finite numbers for each"
             raise ConfigurationError(
                 Problem("search.embeddings", at(key="tools.search.embed"), got, expected)

@@ -3,6 +3,7 @@ to query."""
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,44 +49,25 @@ def database_problems(path: Path, tables: Sequence[str]) -> list[Problem]:
     Args:
         tables: What has to be in it; none: at least one table.
     """
-    known: list[str] = []
-    if wrong := _unusable(path, known):
-        got, fix = wrong
-        return [Problem("sql.database", at(key="tools.sql.database", file=path), got, fix=fix)]
+    where = at(key="tools.sql.database", file=path)
+    try:
+        with contextlib.closing(open_read_only(path)) as connection:
+            known = tables_of(connection)
+    except sqlite3.Error as error:
+        got = f"is not an SQLite database that can be read ({error})"
+        return [Problem("sql.database", where, got, fix="give an SQLite file")]
+    for log in (Path(f"{path}{end}") for end in LOGS):
+        if log.is_file() and log.stat().st_size:
+            checkpoint = "PRAGMA wal_checkpoint(TRUNCATE); PRAGMA journal_mode=DELETE"
+            got = f"has changes that are only in {log.name}"
+            fix = f"write them into the file with `sqlite3 FILE '{checkpoint}'`"
+            return [Problem("sql.database", where, got, fix=fix)]
+    if not known:
+        fix = "give a database with the tables that the agents are to query"
+        return [Problem("sql.database", where, "has no table", fix=fix)]
     folded, where = {name.lower() for name in known}, at(key="tools.sql.tables", file=path)
-    absent = [name for name in tables if name.lower() not in folded]
     return [
         Problem("sql.table", where, f"has no table {name!r}", fix=meant(name, known))
-        for name in absent
+        for name in tables
+        if name.lower() not in folded
     ]
-
-
-def _unusable(path: Path, known: list[str]) -> tuple[str, str] | None:
-    """Returns what is wrong with a file, and the fix; otherwise its tables are added to those
-    known."""
-    if not path.is_file():
-        return "is not a file" if path.exists() else "no such file", "give an SQLite file"
-    try:
-        connection = open_read_only(path)
-        try:
-            known += tables_of(connection)
-        finally:
-            connection.close()
-    except sqlite3.Error as error:
-        return f"is not an SQLite database that can be read ({error})", "give an SQLite file"
-    logs = [
-        log
-        for log in (Path(f"{path}{end}") for end in LOGS)
-        if log.is_file() and log.stat().st_size
-    ]
-    if logs:
-        checkpoint = "sqlite3 FILE 'PRAGMA wal_checkpoint(TRUNCATE); PRAGMA journal_mode=DELETE'"
-        return (
-            f"has changes that are only in {logs[0].name}",
-            f"write them into the file with `{checkpoint}`",
-        )
-    return (
-        None
-        if known
-        else ("has no table", "give a database with the tables that the agents are to query")
-    )

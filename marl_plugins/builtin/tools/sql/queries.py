@@ -23,7 +23,7 @@ import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,36 +102,20 @@ def sql_tool(
     Args:
         database: The file, or which file a call is about.
     """
-    return Tool(
-        name,
-        runner(name, config, database if callable(database) else lambda call: database),
-        find_queries,
-        calls_per_answer=config.calls_per_answer,
-    )
-
-
-def runner(
-    tool: str, config: SqlToolConfig, database: Callable[[ToolCall], Path]
-) -> Callable[[ToolCall], Awaitable[ToolResult]]:
-    """Returns the function that a tool of this kind calls.
-
-    Args:
-        tool: Its name.
-        database: The file that a call is about.
-    """
-    threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix=tool)
+    threads = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix=name)
 
     def answered(call: ToolCall) -> ToolResult:
         started = time.monotonic()
-        answer = query_database(database(call), call.text, config)
+        file = database(call) if callable(database) else database
+        answer = query_database(file, call.text, config)
         return ToolResult(
-            tool, call.text, answer.text(config), not answer.problem, time.monotonic() - started
+            name, call.text, answer.text(config), not answer.problem, time.monotonic() - started
         )
 
     async def run(call: ToolCall) -> ToolResult:
         return await asyncio.get_running_loop().run_in_executor(threads, answered, call)
 
-    return run
+    return Tool(name, run, find_queries, calls_per_answer=config.calls_per_answer)
 
 
 @dataclass(frozen=True)
