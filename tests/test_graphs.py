@@ -574,7 +574,7 @@ def test_every_branch_is_entered_by_the_rehearsal(recipe):
     ]
 
 
-def test_an_until_that_nothing_meets_is_remarked(recipe):
+def test_conditions_that_no_invented_answer_meets_are_forced(recipe):
     text = """
         nodes:
           rounds:
@@ -583,19 +583,14 @@ def test_an_until_that_nothing_meets_is_remarked(recipe):
               nodes:
                 x: {role: a, with: {q: task.prompt}}
                 y: {role: b, with: {q: x}, read: tag.v}
-              until: y == UNTIL
+              until: y == '<end>' and len(y) > 9
               give: x
-        give: rounds
+          late: {role: b, with: {q: rounds}, once: done > 9}
+        give: first(late, rounds)
     """
-    assert recipe(text.replace("UNTIL", "'<end>'")) == ()
-    (remark,) = recipe(text.replace("UNTIL", "'<end>' and len(y) > 9"))
-    assert (remark.code, remark.names("line")) == (
-        "graph.until",
-        (f"{recipe.folder}/graph.yaml:9",),
+    assert recipe(text) == ()
+    (wrong,) = recipe(text.replace("q: rounds}", "q: rounds + 1}"))
+    assert (wrong.code, wrong.names("line")) == (
+        "rehearsal.may_raise",
+        (f"{recipe.folder}/graph.yaml:11",),
     )
-    once = (
-        "nodes: {x: {role: a, with: {q: task.prompt}}, y: {role: b, with: {q: x}, once: done > N}}"
-    )
-    assert recipe(f"{once.replace('N', '0')}\ngive: first(y, x)") == ()
-    (remark,) = recipe(f"{once.replace('N', '9')}\ngive: first(y, x)")
-    assert remark.code == "graph.once"

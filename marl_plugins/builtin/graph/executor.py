@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Coroutine, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
 
 from marl_plugins.builtin.graph.expressions import Expression, Scope, until_one_ran
 from marl_plugins.builtin.graph.nodes import (
@@ -31,26 +31,21 @@ from marl_plugins.core.failures import AgentFailure
 from marl_plugins.core.workflow import RoleCalls, Tools
 
 Inner = dict[str, Any]
-
-
-class Watch(Protocol):
-    """An observer that decides conditions in place of the graph, for the rehearsal."""
-
-    def decide(self, condition: Expression, scope: Scope) -> bool:
-        """Returns whether a condition holds."""
+Decide = Callable[[Expression, Scope], bool]
+"""Decides conditions in place of the graph, for the rehearsal."""
 
 
 class Runner:
     """Runs the graphs of one trajectory."""
 
-    def __init__(self, calls: RoleCalls, tools: Tools, watch: Watch | None = None):
+    def __init__(self, calls: RoleCalls, tools: Tools, decide: Decide | None = None):
         self.calls = calls
         self.tools = tools
-        self._watch = watch
+        self._decide = decide
 
     def holds(self, condition: Expression, scope: Scope) -> bool:
-        if self._watch is not None:
-            return self._watch.decide(condition, scope)
+        if self._decide is not None:
+            return self._decide(condition, scope)
         return bool(condition.value(scope))
 
     async def execute(self, graph: Graph, outer: Scope, base: Sources) -> Inner:
