@@ -99,13 +99,6 @@ def dispatch(words: list[str]) -> int:
 
         print(f"openrlhf-marl {__version__}, openrlhf {upstream_version()}")
         return 0
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        got = "the folder in which it was started has been removed"
-        raise ConfigurationError(
-            Problem("command.no_folder", at(command=name), got, fix="start it in another one")
-        ) from None
     for command in COMMANDS:
         if command.name == name:
             return command.main(rest)

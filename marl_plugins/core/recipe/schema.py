@@ -191,11 +191,6 @@ def find_recipe(name: str) -> Path:
     """
     from marl_plugins.core.recipe.shipped import recipes_root, shipped_recipes
 
-    if not name.strip():
-        fix = "give a recipe's YAML file, its folder, or the name of a shipped recipe"
-        raise ConfigurationError(
-            Problem("recipe.none", got="--recipe is empty", fix=fix, flags=("recipe",))
-        )
     path = Path(name)
     shipped = recipes_root()
     candidates = [
