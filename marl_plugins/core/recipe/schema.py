@@ -24,7 +24,6 @@ from marl_plugins.core.recipe.validation import (
     not_a_mapping,
     unknown_key,
     validated,
-    without_misspelt,
 )
 from marl_plugins.core.section import FlagValue, Model, Section
 
@@ -262,7 +261,7 @@ def check_recipe(
         if section is not None:
             instances[name] = section
     if recipe is None or problems:
-        raise ConfigurationError(without_misspelt(problems))
+        raise ConfigurationError(problems)
     return recipe, instances
 
 
