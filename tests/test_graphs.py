@@ -409,7 +409,6 @@ def test_all_that_is_wrong_with_a_graph_is_said_at_once_by_file_and_line(tmp_pat
     assert found == {
         ("graph.kind", 2),
         ("graph.role", 3),
-        ("graph.fields", 4),
         ("graph.unknown_name", 5),
         ("graph.cycle", 6),
         ("graph.label", 8),
@@ -423,7 +422,6 @@ def test_all_that_is_wrong_with_a_graph_is_said_at_once_by_file_and_line(tmp_pat
         ("graph.most", 14),
         ("graph.name", 15),
         ("graph.graph", 16),
-        ("graph.continues", 17),
         ("graph.after", 17),
         ("graph.next", 19),
         ("graph.call", 20),
@@ -594,3 +592,15 @@ def test_conditions_that_no_invented_answer_meets_are_forced(recipe):
         "rehearsal.may_raise",
         (f"{recipe.folder}/graph.yaml:11",),
     )
+
+
+@pytest.mark.parametrize(
+    "call", ["{role: b, with: {text: one}}", "{role: b, with: {q: one}, continues: one}"]
+)
+def test_a_call_that_cannot_be_meant_is_refused_by_the_rehearsal(recipe, call):
+    problems = recipe(
+        f"nodes:\n  one: {{role: a, with: {{q: task.prompt}}}}\n  two: {call}\ngive: two\n"
+    )
+    assert [(problem.code, problem.names("line")) for problem in problems] == [
+        ("rehearsal.mistake", (f"{recipe.folder}/graph.yaml:3",))
+    ]

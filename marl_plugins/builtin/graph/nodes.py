@@ -8,9 +8,9 @@ a graph depends on all that is named in it, because it does not begin before tha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.builtin.graph.cases import AROUND, NodeCase
 from marl_plugins.builtin.graph.expressions import Expression, Scope
@@ -25,7 +25,9 @@ from marl_plugins.builtin.graph.values import (
     union,
 )
 from marl_plugins.core.failures import AgentFailure, RecipeError
-from marl_plugins.core.workflow import RoleCalls, Tools
+
+if TYPE_CHECKING:
+    from marl_plugins.builtin.graph.executor import Runner
 
 ROUND = "round"
 INDEX = "index"
@@ -35,30 +37,6 @@ DONE = "done"
 LEFT = "left"
 RESERVED = (TASK, TRAINING, DONE, LEFT, ROUND, INDEX)
 """Names that no node may have."""
-
-
-class Execution(Protocol):
-    """A workflow on one task, as nodes see it."""
-
-    calls: RoleCalls
-    tools: Tools
-
-    def holds(self, condition: Expression, scope: Scope) -> bool:
-        """Returns whether a condition holds."""
-
-    def execute(
-        self, graph: Graph, outer: Scope, base: Sources
-    ) -> Coroutine[Any, Any, dict[str, Any]]:
-        """Runs a graph on what it sees from outside; its results by name.
-
-        Args:
-            base: The actions on which all of its nodes depend.
-        """
-
-    def all_of(
-        self, work: list[Coroutine[Any, Any, dict[str, Any]]]
-    ) -> Coroutine[Any, Any, list[dict[str, Any]]]:
-        """Does all of some work at the same time."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +89,7 @@ class Node(ABC):
         return False
 
     @abstractmethod
-    async def perform(
-        self, execution: Execution, scope: Scope, sources: Sources
-    ) -> Result | Absence:
+    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result | Absence:
         """Returns what it comes to."""
 
 
@@ -125,7 +101,7 @@ class RoleCallNode(Node):
     continues: Expression | None = None
     case: NodeCase | None = None
 
-    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
+    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result:
         fields = {
             name: as_field(expression.value(scope)) for name, expression in self.fields.items()
         }
@@ -179,7 +155,7 @@ class ToolNode(Node):
     call: Expression | None
     fields: Mapping[str, Expression]
 
-    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
+    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result:
         tool = getattr(execution.tools, self.tool)
         if self.call is not None:
             result = await tool(as_text(self.call.value(scope)))
@@ -200,7 +176,7 @@ class LetNode(Node):
     def settled(self, scope: Scope, sources: Sources) -> Result:
         return as_result(self.value(scope), sources)
 
-    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
+    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result:
         return self.settled(scope, sources)
 
 
@@ -208,7 +184,7 @@ class LetNode(Node):
 class FailNode(Node):
     why: Expression
 
-    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
+    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result:
         raise AgentFailure("no_answer", as_text(self.why.value(scope)))
 
 
@@ -234,7 +210,7 @@ class MapNode(BodyNode):
     item: str
     most: int | None
 
-    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
+    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result:
         items = self.over.value(scope)
         if not isinstance(items, list):
             message = f"node {self.name!r}, over: expected a list, got {kind_of(items)}"
@@ -268,9 +244,7 @@ class LoopNode(BodyNode):
     until: Expression | None
     following: Mapping[str, Expression]
 
-    async def perform(
-        self, execution: Execution, scope: Scope, sources: Sources
-    ) -> Result | Absence:
+    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result | Absence:
         seen, base, decided = self.seen(scope), sources, Sources()
         carried: dict[str, Result | Absence] = {
             name: as_result(value(scope), sources_of(value, scope))
@@ -311,9 +285,7 @@ class LoopNode(BodyNode):
 class GraphCallNode(BodyNode):
     fields: Mapping[str, Expression]
 
-    async def perform(
-        self, execution: Execution, scope: Scope, sources: Sources
-    ) -> Result | Absence:
+    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result | Absence:
         inputs = {
             name: as_result(value(scope), sources_of(value, scope))
             for name, value in self.fields.items()
@@ -356,15 +328,12 @@ class Graph:
     """A checked graph.
 
     Args:
-        address: Of the node that it stands in; empty for the whole workflow.
         nodes: In the order of the file.
         give: What it comes to.
         budget: What there is of each resource.
         stop: Once it holds, nothing more is started.
     """
 
-    address: str
-    place: str
     nodes: list[Node]
     give: Expression
     budget: Mapping[str, float] = field(default_factory=dict)
@@ -390,15 +359,14 @@ class Graph:
             if isinstance(node, FailNode) or (isinstance(node, BodyNode) and node.body.failing)
         ]
         """Nodes that may end all, in the graph or in one within."""
-        self.counts = any(node.counts for node in self.nodes) or (
-            self.stop is not None and _counts(self.stop)
-        )
         self.in_rounds = bool(
             self.budget
             or self.stop
             or self.choose
-            or self.counts
-            or any(node.once or (node.retry and node.retry.cooldown) for node in self.nodes)
+            or any(
+                node.counts or node.once or (node.retry and node.retry.cooldown)
+                for node in self.nodes
+            )
         )
         """Whether all nodes that were started are waited for before anything is decided, so that no
         decision hangs on timing."""
@@ -425,7 +393,3 @@ class Graph:
         if self.give.skipped_in(scope):
             return Absence("what it gives did not run", sources)
         return as_result(self.give(scope), sources)
-
-
-def _counts(expression: Expression) -> bool:
-    return DONE in expression.names or LEFT in expression.names
