@@ -68,12 +68,8 @@ def load(name: str) -> ModuleType:
         with users_code(packages={name.partition(".")[0]}, place=at(plugin=name)):
             return importlib.import_module(name)
     except ConfigurationError as error:
-        if not isinstance(missing := error.__cause__, ModuleNotFoundError):
-            raise ConfigurationError(
-                _around(p, at(plugin=name)) for p in error.problems
-            ) from missing
-        module = missing.name or ""
-        if name == module or name.startswith(module + "."):
+        missing = error.__cause__
+        if isinstance(missing, ModuleNotFoundError) and f"{name}.".startswith(f"{missing.name}."):
             known = [*SHIPPED, *(e.name for e in metadata.entry_points(group=GROUP))]
             raise ConfigurationError(
                 Problem(
@@ -83,14 +79,7 @@ def load(name: str) -> ModuleType:
                     fix=meant(name, known),
                 )
             ) from None
-        raise ConfigurationError(
-            Problem(
-                "plugin.needs_module",
-                at(plugin=name),
-                f"it imports {module!r}, which is not installed",
-                fix="install it",
-            )
-        ) from None
+        raise ConfigurationError(_around(p, at(plugin=name)) for p in error.problems) from missing
 
 
 def load_file(path: Path, module_name: str = "") -> ModuleType:
@@ -171,8 +160,6 @@ def _unreadable(path: Path) -> Problem | None:
     """Returns why a file cannot be read; None if it can."""
     where = at(file=path)
     try:
-        if path.exists() and not path.is_file():
-            return Problem("files.no_file", where, "is not a file")
         path.open("rb").close()
     except FileNotFoundError:
         return Problem("files.missing", where, "no such file", missing=os.path.realpath(path))
