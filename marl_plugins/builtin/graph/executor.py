@@ -23,6 +23,7 @@ from marl_plugins.builtin.graph.nodes import (
     Graph,
     LetNode,
     Node,
+    as_result,
     note_of,
     sources_of,
 )
@@ -150,7 +151,7 @@ class Progress:
         if self.failures:
             raise self.failures[min(self.failures)]
         for node in self.graph.nodes:
-            self.scope.setdefault(node.name, Absence("the graph had stopped", self.decided))
+            self.scope.setdefault(node.name, Absence(self.decided))
 
     def _settle_ready(self) -> None:
         """Settle what needs no waiting, and let the others join the frontier."""
@@ -173,18 +174,16 @@ class Progress:
 
     def _skipped(self, node: Node, sources: Sources) -> Result | Absence | None:
         """Returns what a node comes to that does not run; None where it runs."""
-        for name in node.hard:
-            if isinstance(self.scope[name], Absence):
-                return self._instead(node, f"{name} did not run", sources)
+        if any(isinstance(self.scope[name], Absence) for name in node.hard):
+            return self._instead(node, sources)
         if node.when is not None and not self.runner.holds(node.when, self.scope):
-            return self._instead(node, "`when` did not hold", sources)
+            return self._instead(node, sources)
         return None
 
-    def _instead(self, node: Node, why: str, sources: Sources) -> Result | Absence:
+    def _instead(self, node: Node, sources: Sources) -> Result | Absence:
         if node.otherwise is None or node.otherwise.skipped_in(self.scope):
-            return Absence(why, sources)
-        value = node.otherwise(self.scope)
-        return value.of(sources) if isinstance(value, Result) else Result(value, sources=sources)
+            return Absence(sources)
+        return as_result(node.otherwise(self.scope), sources)
 
     def _sources(self, node: Node) -> Sources:
         """The actions on which a node depends."""
@@ -307,7 +306,7 @@ class Rounds(Progress):
             else:
                 sources = self._sources(node)
                 tried = self.last.get(index)
-                instead = tried or self._instead(node, "the budget does not cover it", sources)
+                instead = tried or self._instead(node, sources)
                 self._settle(index, instead, ran=tried is not None)
         self.frontier, self._kept = covered, []
         if graph.choose is not None and covered:
@@ -327,7 +326,7 @@ class Rounds(Progress):
         self.asked |= {index: self._askers(index, self._by_now()) for index in waiting}
         for index in waiting:
             node = self.graph.nodes[index]
-            instead = self._instead(node, "`once` never held", self._sources(node))
+            instead = self._instead(node, self._sources(node))
             self._settle(index, instead, ran=False)
         return True
 
@@ -349,7 +348,7 @@ class Rounds(Progress):
         """What expressions may read that wait for nothing: a node that has not settled counts as
         one that did not run."""
         self._count()
-        unsettled = Absence("it has not run yet")
+        unsettled = Absence()
         return {**{node.name: unsettled for node in self.graph.nodes}, **self.scope}
 
     def _may_be_repeated(self, index: int) -> bool:

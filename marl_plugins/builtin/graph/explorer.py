@@ -54,7 +54,7 @@ class GraphExplorer(Explorer):
         """All conditions of the graph and of those within."""
         conditions = [self.graph.stop]
         for node in self.nodes:
-            conditions += [node.when, node.once, node.retry and node.retry.repeated]
+            conditions += [node.when, node.once, node.retry.repeated if node.retry else None]
             if isinstance(node, LoopNode) and node.most > 1:
                 conditions.append(node.until)
             if isinstance(node, BodyNode):

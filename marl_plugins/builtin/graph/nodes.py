@@ -83,11 +83,6 @@ class Node(ABC):
     priority: float = 0.0
     counts: bool = False
 
-    @property
-    def at_once(self) -> bool:
-        """Returns whether it settles without waiting for anything."""
-        return False
-
     @abstractmethod
     async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result | Absence:
         """Returns what it comes to."""
@@ -171,6 +166,7 @@ class LetNode(Node):
 
     @property
     def at_once(self) -> bool:
+        """Returns whether it settles without waiting for anything."""
         return not (self.cost or self.retry)
 
     def settled(self, scope: Scope, sources: Sources) -> Result:
@@ -276,9 +272,7 @@ class LoopNode(BodyNode):
             over and self.until is not None and self.body.owns(self.until)
         )
         all_of = union((result.sources, decided if over else (), () if known else base))
-        return (
-            result.of(all_of, turn) if isinstance(result, Result) else Absence(result.why, all_of)
-        )
+        return result.of(all_of, turn)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -293,7 +287,7 @@ class GraphCallNode(BodyNode):
         inner = await execution.execute(self.body, {**self.seen(scope), **inputs}, sources)
         result = self.body.given(inner)
         all_of = result.sources if self.body.gives_own else union((result.sources, sources))
-        return result.of(all_of) if isinstance(result, Result) else Absence(result.why, all_of)
+        return result.of(all_of)
 
 
 def as_result(value: Any, sources: Sources) -> Result:
@@ -309,7 +303,7 @@ def sources_of(expression: Expression, scope: Scope) -> Sources:
 def following_value(expression: Expression, inner: Scope) -> Result | Absence:
     """Returns what a loop's value is in the next round."""
     if expression.skipped_in(inner):
-        return Absence(f"{expression.text} did not run", sources_of(expression, inner))
+        return Absence(sources_of(expression, inner))
     return as_result(expression(inner), sources_of(expression, inner))
 
 
@@ -391,5 +385,5 @@ class Graph:
         if self.failing:
             sources = union((sources, self.spared(scope)))
         if self.give.skipped_in(scope):
-            return Absence("what it gives did not run", sources)
+            return Absence(sources)
         return as_result(self.give(scope), sources)
