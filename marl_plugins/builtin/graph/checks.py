@@ -89,16 +89,9 @@ def check_tool(
                 [one.name for one in offered],
             )
             return [Problem("graph.function", where, got, fix=meant(function, names))]
-        if text:
-            got = "a function is called with `with`, not with `call`"
-            return [
-                Problem("graph.call", spot.below("call").where, got, fix="with: {ARGUMENT: ...}")
-            ]
-    elif arguments or not text:
-        got, fix = (
-            "a tool without a function is called with `call` alone",
-            "call: TEXT, or tool: NAME.FUNCTION",
-        )
+    if text if function else arguments or not text:
+        got = "a function is called with `with` alone, a tool without one with `call` alone"
+        fix = "with: {ARGUMENT: ...}" if function else "call: TEXT, or tool: NAME.FUNCTION"
         return [Problem("graph.call", spot.where, got, fix=fix)]
     return []
 
