@@ -53,14 +53,12 @@ class Fields:
     prompt: str
     label: str | None
     rivals: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-    """What else was chosen: the one list of an object, the text of chat messages."""
     numbered: bool = False
     """Whether ids are the items' numbers, and labels may be missing."""
 
     def __str__(self) -> str:
         label = f"{self.label} -> label" if self.label else "no label"
-        return "; ".join([f"{self.prompt} -> prompt, {label}", *self.remarks])
+        return f"{self.prompt} -> prompt, {label}"
 
 
 class FileTasks(list[Task]):
@@ -114,12 +112,7 @@ def read_tasks(
         raise ConfigurationError(p.within(name="tasks") for p in error.problems) from None
     reader = READERS.get(path.suffix, _lines)
     items = list(islice(reader(path, text, problems), limit))
-    tasks = tasks_of(items, path, input_key, label_key, problems)
-    if path.suffix == ".json" and text.lstrip().startswith("{"):
-        key = next(key for key, value in json.loads(text).items() if isinstance(value, list))
-        remarks = (f"of the one object, the list under {key!r}", *tasks.fields.remarks)
-        tasks.fields = replace(tasks.fields, remarks=remarks)
-    return tasks
+    return tasks_of(items, path, input_key, label_key, problems)
 
 
 def _parquet(path: Path, limit: int | None) -> list[tuple[str, Any]]:
@@ -176,8 +169,6 @@ def tasks_of(
         problems.append(Problem("tasks.empty_file", at(file=path), "no tasks in it"))
     if problems:
         raise ConfigurationError(first_of(problems, path))
-    if any(isinstance(value_at(row, fields.prompt), list) for row in rows):
-        fields = replace(fields, remarks=("of chat messages, the text",))
     return FileTasks(tasks, path, fields, [where for where, _ in items])
 
 
