@@ -8,9 +8,9 @@ a graph depends on all that is named in it, because it does not begin before tha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from marl_plugins.builtin.graph.cases import AROUND, NodeCase
 from marl_plugins.builtin.graph.expressions import Expression, Scope
@@ -25,9 +25,7 @@ from marl_plugins.builtin.graph.values import (
     union,
 )
 from marl_plugins.core.failures import AgentFailure, RecipeError
-
-if TYPE_CHECKING:
-    from marl_plugins.builtin.graph.executor import Runner
+from marl_plugins.core.workflow import RoleCalls, Tools
 
 ROUND = "round"
 INDEX = "index"
@@ -37,6 +35,30 @@ DONE = "done"
 LEFT = "left"
 RESERVED = (TASK, TRAINING, DONE, LEFT, ROUND, INDEX)
 """Names that no node may have."""
+
+
+class Execution(Protocol):
+    """A workflow on one task, as nodes see it."""
+
+    calls: RoleCalls
+    tools: Tools
+
+    def holds(self, condition: Expression, scope: Scope) -> bool:
+        """Returns whether a condition holds."""
+
+    def execute(
+        self, graph: Graph, outer: Scope, base: Sources
+    ) -> Coroutine[Any, Any, dict[str, Any]]:
+        """Runs a graph on what it sees from outside; its results by name.
+
+        Args:
+            base: The actions on which all of its nodes depend.
+        """
+
+    def all_of(
+        self, work: list[Coroutine[Any, Any, dict[str, Any]]]
+    ) -> Coroutine[Any, Any, list[dict[str, Any]]]:
+        """Does all of some work at the same time."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +106,9 @@ class Node(ABC):
     counts: bool = False
 
     @abstractmethod
-    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result | Absence:
+    async def perform(
+        self, execution: Execution, scope: Scope, sources: Sources
+    ) -> Result | Absence:
         """Returns what it comes to."""
 
 
@@ -96,7 +120,7 @@ class RoleCallNode(Node):
     continues: Expression | None = None
     case: NodeCase | None = None
 
-    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result:
+    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
         fields = {
             name: as_field(expression.value(scope)) for name, expression in self.fields.items()
         }
@@ -150,7 +174,7 @@ class ToolNode(Node):
     call: Expression | None
     fields: Mapping[str, Expression]
 
-    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result:
+    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
         tool = getattr(execution.tools, self.tool)
         if self.call is not None:
             result = await tool(as_text(self.call.value(scope)))
@@ -172,7 +196,7 @@ class LetNode(Node):
     def settled(self, scope: Scope, sources: Sources) -> Result:
         return as_result(self.value(scope), sources)
 
-    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result:
+    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
         return self.settled(scope, sources)
 
 
@@ -180,7 +204,7 @@ class LetNode(Node):
 class FailNode(Node):
     why: Expression
 
-    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result:
+    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
         raise AgentFailure("no_answer", as_text(self.why.value(scope)))
 
 
@@ -206,7 +230,7 @@ class MapNode(BodyNode):
     item: str
     most: int | None
 
-    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result:
+    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
         items = self.over.value(scope)
         if not isinstance(items, list):
             message = f"node {self.name!r}, over: expected a list, got {kind_of(items)}"
@@ -240,7 +264,9 @@ class LoopNode(BodyNode):
     until: Expression | None
     following: Mapping[str, Expression]
 
-    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result | Absence:
+    async def perform(
+        self, execution: Execution, scope: Scope, sources: Sources
+    ) -> Result | Absence:
         seen, base, decided = self.seen(scope), sources, Sources()
         carried: dict[str, Result | Absence] = {
             name: as_result(value(scope), sources_of(value, scope))
@@ -279,7 +305,9 @@ class LoopNode(BodyNode):
 class GraphCallNode(BodyNode):
     fields: Mapping[str, Expression]
 
-    async def perform(self, execution: Runner, scope: Scope, sources: Sources) -> Result | Absence:
+    async def perform(
+        self, execution: Execution, scope: Scope, sources: Sources
+    ) -> Result | Absence:
         inputs = {
             name: as_result(value(scope), sources_of(value, scope))
             for name, value in self.fields.items()

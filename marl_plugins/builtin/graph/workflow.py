@@ -56,13 +56,9 @@ class GraphWorkflow(WorkflowFile):
             raise
         if isinstance(result, Absence):
             return None
-        return (
-            result.action
-            if result.action is not None
-            else None
-            if result.value is None
-            else as_text(result.value)
-        )
+        if result.action is not None:
+            return result.action
+        return None if result.value is None else as_text(result.value)
 
     def decided_by(self, decide: Decide) -> GraphWorkflow:
         """Returns the same workflow, whose conditions somebody else decides."""
