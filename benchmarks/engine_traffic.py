@@ -37,7 +37,7 @@ from marl_plugins.engine.hosts import cpu
 os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
 os.environ.update(cpu.environment())
 
-from marl_plugins.builtin.graph.checks import Prompt, RecipeParts
+from marl_plugins.builtin.graph.checks import RecipeParts
 from marl_plugins.builtin.graph.compiler import Compiler
 from marl_plugins.builtin.graph.files import Files
 from marl_plugins.builtin.graph.workflow import GraphWorkflow
@@ -134,10 +134,7 @@ def graph_of(schedule: str, folder: Path) -> GraphWorkflow:
     lines.append(f"give: n{NODES - 1}")
     (folder / "graph.yaml").write_text("\n".join(lines))
     files = Files(folder)
-    compiler = Compiler(
-        RecipeParts(dict.fromkeys(ROLES, Prompt(frozenset({"text"}), frozenset({"text"}))), {}),
-        files,
-    )
+    compiler = Compiler(RecipeParts(ROLES, {}), files)
     graph = compiler.compile("graph.yaml")
     assert graph is not None, compiler.problems
     return GraphWorkflow(graph, files.names)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.plain_chat import PlainChat
-from marl_plugins.builtin.graph.checks import Prompt, RecipeParts
+from marl_plugins.builtin.graph.checks import RecipeParts
 from marl_plugins.builtin.graph.compiler import Compiler
 from marl_plugins.builtin.graph.files import Files
 from marl_plugins.builtin.graph.reading import ReadForm
@@ -153,12 +153,8 @@ async def generate(call: Call) -> Generation:
 def workflow_of(text: str, fields: Mapping[str, str]) -> GraphWorkflow:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "graph.yaml").write_text(textwrap.dedent(text))
-        known = RecipeParts(
-            {r: Prompt(frozenset(f.split()), frozenset(f.split())) for r, f in fields.items()},
-            TOOLS,
-        )
         files = Files(Path(folder))
-        compiler = Compiler(known, files)
+        compiler = Compiler(RecipeParts(fields, TOOLS), files)
         graph = compiler.compile("graph.yaml")
         assert graph is not None, compiler.problems
         return GraphWorkflow(graph, files.names)

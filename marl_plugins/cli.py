@@ -99,26 +99,16 @@ def dispatch(words: list[str]) -> int:
 
         print(f"openrlhf-marl {__version__}, openrlhf {upstream_version()}")
         return 0
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        got = "the folder in which it was started has been removed"
-        raise ConfigurationError(
-            Problem("command.no_folder", at(command=name), got, fix="start it in another one")
-        ) from None
-    for command in COMMANDS:
-        if command.name == name:
-            return command.main(rest)
-    others = plugin_commands(rest)
-    for command in others:
-        if command.name == name:
-            return command.main(rest)
+    known = {command.name: command for command in COMMANDS}
+    if name not in known:
+        known |= {command.name: command for command in plugin_commands(rest)}
+    if name in known:
+        return known[name].main(rest)
     if name.startswith("-"):
         fix = f"write `openrlhf train {name} ...` (openrlhf --help)"
         raise ConfigurationError(
             Problem("command.expected", at(command="openrlhf"), name, "a command first", fix)
         )
-    known = [c.name for c in (*COMMANDS, *others)]
     fix = f"{meant(name, known)} (openrlhf --help)".strip()
     raise ConfigurationError(
         Problem("command.unknown", at(command="openrlhf"), f"unknown command {name!r}", fix=fix)

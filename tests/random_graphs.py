@@ -8,7 +8,7 @@ import random
 import yaml
 from simulated import CharacterChat
 
-from marl_plugins.builtin.graph.checks import Prompt, RecipeParts
+from marl_plugins.builtin.graph.checks import RecipeParts
 from marl_plugins.builtin.graph.compiler import Compiler
 from marl_plugins.builtin.graph.files import Files
 from marl_plugins.builtin.graph.workflow import GraphWorkflow
@@ -26,12 +26,9 @@ def compiled(folder, graph, roles=None, tools=None, **cases):
     (folder / "graph.yaml").write_text(
         graph if isinstance(graph, str) else yaml.safe_dump(graph, sort_keys=False)
     )
-    known = {
-        role: Prompt(frozenset(fields), frozenset(fields))
-        for role, fields in (roles or ROLES).items()
-    }
+    known = RecipeParts(roles or ROLES, TOOLS if tools is None else tools, **cases)
     files = Files(folder)
-    compiler = Compiler(RecipeParts(known, TOOLS if tools is None else tools, **cases), files)
+    compiler = Compiler(known, files)
     found = compiler.compile("graph.yaml")
     return found and GraphWorkflow(found, files.names), compiler.problems
 

@@ -183,10 +183,9 @@ ENDLESS = {
 @pytest.mark.parametrize("what", ENDLESS)
 def test_what_never_ends_is_left_behind_and_said_with_its_line(recipe, capsys, monkeypatch, what):
     monkeypatch.setattr(graders, "GRADER_SECONDS", 1.0)
-    monkeypatch.setattr(graders, "MAX_GRADER_CALLS", 50)
     files, line = ENDLESS[what]
     if "grader" in files:
         files = files | {"grader": f"async def score_outcome(trajectory):\n{files['grader']}"}
     assert main(["recipes", "check", recipe(**files)]) == 2
     error = capsys.readouterr().err
-    assert line in error and ("never ends" in error or "bound the loop" in error)
+    assert line in error and "never ends" in error

@@ -16,6 +16,7 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.sources import Source, read_sources, sources_of, with_paths
 from marl_plugins.core.recipe.tasks import read_tasks
 from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.tasks import _of_split
 from marl_plugins.engine.records.run_folder import _named
 
 recipe = test_plan.recipe  # the fixture
@@ -159,8 +160,8 @@ def test_columns_and_values_that_are_no_json(tmp_path):
     picture = {"question": ["?"], "answer": ["!"], "image": [{"bytes": PIXEL, "path": None}]}
     pictures = Dataset.from_dict(picture).cast_column("image", datasets.Image())
     pictures.save_to_disk(tmp_path / "seen")
-    with refused(("tasks.value", "seen: row 0")):
-        read("train", f"{tmp_path}/seen")
+    (problem,) = _of_split("train", read("train", f"{tmp_path}/seen"))
+    assert (problem.code, problem.names("task")) == ("tasks.json", ("train/0",))
 
 
 def test_sets_are_mixed_as_upstream_mixes_them(gsm8k):

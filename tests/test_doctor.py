@@ -12,9 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 from openai_server import Reply, openai_server
-from refusals import refused
 
-from marl_plugins.cli import dispatch, main
+from marl_plugins.cli import main
 from marl_plugins.coach.doctor import try_coach
 from marl_plugins.coach.flags import endpoint_of
 from marl_plugins.commands.doctor import (
@@ -118,16 +117,6 @@ def test_memory_respects_the_limit():
     assert little.good is False and "4.0 GiB of 64.0" in little.found and "--memory" in little.fix
     assert machine.check_memory(8 * GIB, None, 8 * GIB).good is None
     assert machine.check_memory(64 * GIB, None, 2 * GIB).good is None
-
-
-def test_a_command_in_a_folder_that_has_been_removed_says_so(monkeypatch, tmp_path):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    assert dispatch(["--help"]) == 0
-    for words in (["doctor", "--static"], ["train", "--recipe", "mathchat/tiny.yaml", "--dry-run"]):
-        with refused(("command.no_folder", words[0])):
-            dispatch(words)
 
 
 # --- versions

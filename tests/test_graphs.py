@@ -409,7 +409,6 @@ def test_all_that_is_wrong_with_a_graph_is_said_at_once_by_file_and_line(tmp_pat
     assert found == {
         ("graph.kind", 2),
         ("graph.role", 3),
-        ("graph.fields", 4),
         ("graph.unknown_name", 5),
         ("graph.cycle", 6),
         ("graph.label", 8),
@@ -423,7 +422,6 @@ def test_all_that_is_wrong_with_a_graph_is_said_at_once_by_file_and_line(tmp_pat
         ("graph.most", 14),
         ("graph.name", 15),
         ("graph.graph", 16),
-        ("graph.continues", 17),
         ("graph.after", 17),
         ("graph.next", 19),
         ("graph.call", 20),
@@ -574,7 +572,7 @@ def test_every_branch_is_entered_by_the_rehearsal(recipe):
     ]
 
 
-def test_an_until_that_nothing_meets_is_remarked(recipe):
+def test_conditions_that_no_invented_answer_meets_are_forced(recipe):
     text = """
         nodes:
           rounds:
@@ -583,19 +581,26 @@ def test_an_until_that_nothing_meets_is_remarked(recipe):
               nodes:
                 x: {role: a, with: {q: task.prompt}}
                 y: {role: b, with: {q: x}, read: tag.v}
-              until: y == UNTIL
+              until: y == '<end>' and len(y) > 9
               give: x
-        give: rounds
+          late: {role: b, with: {q: rounds}, once: done > 9}
+        give: first(late, rounds)
     """
-    assert recipe(text.replace("UNTIL", "'<end>'")) == ()
-    (remark,) = recipe(text.replace("UNTIL", "'<end>' and len(y) > 9"))
-    assert (remark.code, remark.names("line")) == (
-        "graph.until",
-        (f"{recipe.folder}/graph.yaml:9",),
+    assert recipe(text) == ()
+    (wrong,) = recipe(text.replace("q: rounds}", "q: rounds + 1}"))
+    assert (wrong.code, wrong.names("line")) == (
+        "rehearsal.may_raise",
+        (f"{recipe.folder}/graph.yaml:11",),
     )
-    once = (
-        "nodes: {x: {role: a, with: {q: task.prompt}}, y: {role: b, with: {q: x}, once: done > N}}"
+
+
+@pytest.mark.parametrize(
+    "call", ["{role: b, with: {text: one}}", "{role: b, with: {q: one}, continues: one}"]
+)
+def test_a_call_that_cannot_be_meant_is_refused_by_the_rehearsal(recipe, call):
+    problems = recipe(
+        f"nodes:\n  one: {{role: a, with: {{q: task.prompt}}}}\n  two: {call}\ngive: two\n"
     )
-    assert recipe(f"{once.replace('N', '0')}\ngive: first(y, x)") == ()
-    (remark,) = recipe(f"{once.replace('N', '9')}\ngive: first(y, x)")
-    assert remark.code == "graph.once"
+    assert [(problem.code, problem.names("line")) for problem in problems] == [
+        ("rehearsal.mistake", (f"{recipe.folder}/graph.yaml:3",))
+    ]

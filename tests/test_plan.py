@@ -124,7 +124,7 @@ def test_a_good_recipe_has_no_warnings(recipe):
     ("content", "expected"),
     [
         (b'[\n {"problem": "1"},\n]', [("files.json", "data.json:3")]),
-        (b'[{"problem": "1", "answer": NaN}]', [("tasks.value", "data.json:1: item 1")]),
+        (b'[{"problem": "1", "answer": NaN}]', [("tasks.json", "train/0")]),
         (
             b'[{"problem": "1", "answer": "2"}, {"problem": "2"}]',
             [("tasks.no_field", "data.json:1: item 2")],

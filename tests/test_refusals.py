@@ -373,7 +373,6 @@ C_WORKFLOW = {
     ),
 }
 D_DATA = {
-    "list in lines": case("tasks.list_in_lines, train.jsonl:1", **lines("[\n{}\n]")),
     "last line cut": case(
         "files.json, train.jsonl:17", **lines("\n".join(map(json.dumps, ROWS)) + "\n{")
     ),
@@ -384,7 +383,7 @@ D_DATA = {
         data=rows(lambda r, n: {"frage": "", "answer": ""}),
     ),
     "comma-separated with semicolons": case(
-        "tasks.separator, train.csv:1",
+        "tasks.no_prompt_field, train.csv:2",
         recipe=("train.json", "train.csv"),
         **{"train.csv": "question;answer\na;b\n"},
     ),
@@ -412,9 +411,7 @@ D_DATA = {
         "tasks.prompt, train.json:1: item 4",
         data=rows(lambda r, n: r | {"question": "" if n == 3 else "x"}),
     ),
-    "ids that are the same": case(
-        "tasks.same_id, train.json", data=rows(lambda r, n: r | {"id": "x"})
-    ),
+    "ids that are the same": case("tasks.ids, train", data=rows(lambda r, n: r | {"id": "x"})),
     "braces in a task": good(data=rows(lambda r, n: r | {"question": r["question"] + " {x} {}"})),
     "too few": case("tasks.too_few, :17", data=json.dumps(ROWS[:3])),
     "kind that is not read": recipe(

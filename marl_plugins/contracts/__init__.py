@@ -66,6 +66,8 @@ class PluginContract(ToolContract):
     (marl_plugins/core/hookspecs.py)."""
 
     def test_it_is_active_in_a_run(self) -> None:
+        """Found, its hooks known, its configuration accepted, and nothing opened by planning. Where
+        this fails the other contracts are skipped: what is wrong is said once."""
         assert self.plugin_name in [*self.planned().run.plugins, *BUILTINS]
 
     def credit(self, *trajectories: Trajectory) -> None:

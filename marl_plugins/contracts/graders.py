@@ -32,7 +32,7 @@ from marl_plugins.core.roles import Call
 from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import File, Generation, Task, ToolResult, Trajectory
-from marl_plugins.core.workflow import RoleCall, Roles, Tools, calls_of, run_workflow
+from marl_plugins.core.workflow import run_workflow
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import draft_plan
 from marl_plugins.engine.plan.resolve_plugins import tools_of
@@ -42,7 +42,6 @@ from marl_plugins.engine.plan.user_code_thread import (
     UserCodeTimeout,
     run_in_thread,
     run_on_a_loop,
-    where_of,
 )
 from marl_plugins.grading.exploits import TRICKS
 
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["right", "wrong", "tricks"]
 FILE = "answers.py"
-MAX_GRADER_CALLS = 1000
-"""Maximum number of calls of one run of a workflow."""
 GRADER_SECONDS = 30.0
 """Workflow and grader are left behind where no answer has been graded for so long."""
 T = TypeVar("T")
@@ -121,18 +118,8 @@ class RecipeGrader:
             ConfigurationError: The grader never ends.
             Exception: What the grader raises.
         """
-        run, hook = self.plan.run, self.plan.plugins.hook
         trajectory = Trajectory(task, sample=0, step=0, answer=answer)
-
-        async def grade(caught: Capture) -> None:
-            await score_outcome(
-                trajectory,
-                lambda t: hook.marl_score_outcome(run=run, trajectory=t),
-                None,
-                run.recipe.roles,
-            )
-
-        graded_apart(self.plan, grade)
+        graded_apart(self.plan, lambda caught: write_outcome(self.plan, trajectory))
         return trajectory.outcome or 0.0
 
 
@@ -190,9 +177,6 @@ def _listed(plan: Plan) -> Iterator[GradedAnswers]:
             Problem("answers.type", at(file=path), got, "GradedAnswers, yielded one by one")
         )
     for graded in told:
-        if not isinstance(graded, GradedAnswers):
-            got = f"answers(tasks) gave {type(graded).__name__}"
-            raise ConfigurationError(Problem("answers.type", at(file=path), got, "GradedAnswers"))
         if unknown := {graded.role or roles[-1], *graded.others} - {*roles}:
             unknown_roles = (
                 f"{', '.join(map(repr, sorted(unknown)))}, which the recipe does not have"
@@ -233,6 +217,17 @@ async def _check(plan: Plan, caught: Capture) -> list[GraderFinding]:
     return findings
 
 
+async def write_outcome(plan: Plan, trajectory: Trajectory, seconds: float | None = None) -> None:
+    """Writes the outcome that the recipe's grader gives a trajectory."""
+    run, hook = plan.run, plan.plugins.hook
+    await score_outcome(
+        trajectory,
+        lambda t: hook.marl_score_outcome(run=run, trajectory=t),
+        seconds,
+        run.recipe.roles,
+    )
+
+
 async def outcome_of(plan: Plan, graded: GradedAnswers, answer: str) -> tuple[float | None, str]:
     """The outcome of a role that gives an answer, None where it has none; and why the workflow did
     not come to its end, empty where it did.
@@ -246,12 +241,7 @@ async def outcome_of(plan: Plan, graded: GradedAnswers, answer: str) -> tuple[fl
         if graded.file:
             _leave(Path(folder, graded.file), answer, trajectory)
         try:
-            await score_outcome(
-                trajectory,
-                lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t),
-                None,
-                texts,
-            )
+            await write_outcome(plan, trajectory)
         except SystemExit:
             got = f"it runs programs in its own process, which {answer!r} has left"
             raise ConfigurationError(
@@ -273,35 +263,27 @@ def _leave(path: Path, content: str, trajectory: Trajectory) -> None:
     trajectory.files = (File(path.name, len(content.encode()), "", trajectory.actions[-1].path),)
 
 
+async def answer_nothing(call: ToolCall) -> ToolResult:
+    """Answers a call as a silent tool."""
+    return ToolResult("tool", call.text, "", ok=True)
+
+
 async def _acted(plan: Plan, task: Task, texts: Mapping[str, str]) -> Trajectory:
     """The trajectory of a workflow in which every role says its one text; tools answer nothing, and
     find no calls."""
-    run, made = plan.run, list[RoleCall]()
-
-    async def watched(task: Task, roles: Roles, tools: Tools) -> Any:
-        nonlocal made
-        made = calls_of(roles).made
-        return await workflow(task, roles, tools)
+    run = plan.run
 
     async def generate(call: Call) -> Generation:
-        if len(made) > MAX_GRADER_CALLS:
-            got = f"run was still calling roles after {MAX_GRADER_CALLS} calls"
-            raise ConfigurationError(
-                Problem("answers.endless", where_of(made[-1].place), got, fix="bound the loop")
-            )
         return Generation((0,), (0.0,), "stop", call.policy, 0)  # the role's one answer
-
-    async def nothing(call: ToolCall) -> ToolResult:
-        return ToolResult("tool", call.text, "", ok=True)
 
     roles = {
         name: scripted_role(run, name, ScriptedChat([texts[name]])) for name in run.recipe.roles
     }
     tools = {
-        tool.name: Tool(tool.name, nothing, lambda text: [], functions=())
+        tool.name: Tool(tool.name, answer_nothing, lambda text: [], functions=())
         for tool in tools_of(plan.plugins, run).values()
     }
     workflow = plan.plugins.call_while_planning("marl_workflow", run=run)
     return await run_workflow(
-        watched, task, 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate
+        workflow, task, 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate
     )

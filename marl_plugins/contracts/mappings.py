@@ -14,14 +14,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from marl_plugins.contracts.graders import graded_apart
+from marl_plugins.contracts.graders import answer_nothing, graded_apart, write_outcome
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import users_line
 from marl_plugins.core.roles import Call
-from marl_plugins.core.scoring import score_outcome
-from marl_plugins.core.tools import ToolCall
-from marl_plugins.core.trajectory import EVALUATION, Generation, ToolResult
+from marl_plugins.core.trajectory import EVALUATION, Generation
 from marl_plugins.core.workflow import run_workflow
 from marl_plugins.engine.plan.resolve_plugins import tools_of
 from marl_plugins.engine.plan.scripted_roles import tagged_calls
@@ -30,7 +28,6 @@ from marl_plugins.engine.plan.user_code_thread import Capture
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from marl_plugins.core.run import Run
     from marl_plugins.engine.plan.plan import Plan
 
 MOST_NEW_TOKENS = 16
@@ -89,7 +86,6 @@ def check_mappings(plan: Plan) -> list[MappingOutcome]:
                 sample = partial(
                     _sampled,
                     replace(plan, run=run),
-                    run,
                     name,
                     folder,
                     positions,
@@ -126,7 +122,6 @@ def _tiny(positions: int) -> tuple[str, PreTrainedModel]:
 
 async def _sampled(
     plan: Plan,
-    run: Run,
     mapping: str,
     folder: str,
     positions: int,
@@ -146,7 +141,7 @@ async def _sampled(
 
     from marl_plugins.engine.runtime.roles import make_cast
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    run, tokenizer = plan.run, AutoTokenizer.from_pretrained(folder)
 
     async def generate(call: Call) -> Generation:
         caught.goes_on()
@@ -163,11 +158,8 @@ async def _sampled(
             tuple(ids), (0.0,) * len(ids), "length" if len(ids) == most else "stop", call.policy, 0
         )
 
-    async def nothing(call: ToolCall) -> ToolResult:
-        return ToolResult("tool", call.text, "", ok=True)
-
     tools = {
-        name: replace(tool, run=nothing, open=None, in_workspace=False, workspaces=None)
+        name: replace(tool, run=answer_nothing, open=None, in_workspace=False, workspaces=None)
         for name, tool in tools_of(plan.plugins, run).items()
     }
     args = copy.deepcopy(run.args)
@@ -198,12 +190,7 @@ async def _sampled(
         generate=generate,
         seconds=MAPPING_SECONDS,
     )
-    await score_outcome(
-        trajectory,
-        lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t),
-        MAPPING_SECONDS,
-        roles,
-    )
+    await write_outcome(plan, trajectory, MAPPING_SECONDS)
     failure = trajectory.infrastructure_failure or trajectory.agent_failure or ""
     detail = f"{failure}: {trajectory.detail}" if failure else ""
     fine = bool(trajectory.actions) and not trajectory.infrastructure_failure

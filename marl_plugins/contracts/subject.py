@@ -29,11 +29,6 @@ class Subject:
     recipe: ClassVar[str] = "mathchat/tiny.yaml"
     """The recipe that it is tried with; a shipped one, or your own."""
 
-    def test_it_is_active_in_a_run(self) -> None:
-        """Found, its hooks known, its configuration accepted, and nothing opened by planning. Where
-        this fails the other contracts are skipped: what is wrong is said once."""
-        self.planned()
-
     def planned(self) -> Plan:
         """Returns a run with the plugin, checked and not started; a new one every time.
 

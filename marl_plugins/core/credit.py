@@ -15,7 +15,7 @@ from numbers import Real
 from typing import Literal
 
 from marl_plugins.core.failures import RunPaused
-from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.core.trajectory import Trajectory, depths_of
 
 Scope = Literal["action", "policy", "trajectory"]
 """Which rewards an action's return sums: its own; those of its descendants by the same policy;
@@ -184,17 +184,6 @@ def sum_over_scope(
                 and (scope == "trajectory" or other.policy == action.policy)
             )
             action.returns = total if weight == 1.0 else weight * total
-
-
-def depths_of(actions: Iterable[Action]) -> dict[str, int]:
-    """Returns the number of edges of the longest way to each action from one that saw none; parents
-    come first."""
-    depths: dict[str, int] = {}
-    for action in actions:
-        depths[action.path] = 1 + max(
-            (depths[path] for path in action.parents if path in depths), default=-1
-        )
-    return depths
 
 
 def distances(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import pydantic
 
@@ -37,7 +37,6 @@ workflow asks for an answer that the record does not have in this place; `length
 long; `text`: an answer cannot be encoded; `unasked`: the workflow has not asked for all of its
 answers; `lost`: infrastructure failed while it was read; `repeated`: it has been read in this
 step."""
-REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
 
 
 class RefusedRecord(Exception):

@@ -9,7 +9,6 @@ own line (`users_code`).
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib
 import importlib.util
@@ -63,26 +62,14 @@ def load(name: str) -> ModuleType:
     """
     if name.endswith(".py"):
         return load_file(Path(name))
-    if not all(part.isidentifier() for part in name.replace("-", "_").split(".")):
-        raise ConfigurationError(
-            Problem(
-                "plugin.name",
-                at(plugin=name),
-                expected="a dotted module name, an entry-point name or a .py file",
-            )
-        )
     if name not in SHIPPED:  # reading the entry points of all that is installed takes 15 ms
         name = next((e.value for e in metadata.entry_points(group=GROUP) if e.name == name), name)
     try:
         with users_code(packages={name.partition(".")[0]}, place=at(plugin=name)):
             return importlib.import_module(name)
     except ConfigurationError as error:
-        if not isinstance(missing := error.__cause__, ModuleNotFoundError):
-            raise ConfigurationError(
-                _around(p, at(plugin=name)) for p in error.problems
-            ) from missing
-        module = missing.name or ""
-        if name == module or name.startswith(module + "."):
+        missing = error.__cause__
+        if isinstance(missing, ModuleNotFoundError) and f"{name}.".startswith(f"{missing.name}."):
             known = [*SHIPPED, *(e.name for e in metadata.entry_points(group=GROUP))]
             raise ConfigurationError(
                 Problem(
@@ -92,14 +79,7 @@ def load(name: str) -> ModuleType:
                     fix=meant(name, known),
                 )
             ) from None
-        raise ConfigurationError(
-            Problem(
-                "plugin.needs_module",
-                at(plugin=name),
-                f"it imports {module!r}, which is not installed",
-                fix="install it",
-            )
-        ) from None
+        raise ConfigurationError(_around(p, at(plugin=name)) for p in error.problems) from missing
 
 
 def load_file(path: Path, module_name: str = "") -> ModuleType:
@@ -180,8 +160,6 @@ def _unreadable(path: Path) -> Problem | None:
     """Returns why a file cannot be read; None if it can."""
     where = at(file=path)
     try:
-        if path.exists() and not path.is_file():
-            return Problem("files.no_file", where, "is not a file")
         path.open("rb").close()
     except FileNotFoundError:
         return Problem("files.missing", where, "no such file", missing=os.path.realpath(path))
@@ -259,67 +237,27 @@ def _failure(error: BaseException, where: Where) -> Problem:
     if isinstance(error, SystemExit):
         got = f"sys.exit({error.code!r}) ends the program"
         return Problem("code.exit", where, got, fix="raise an exception that says what is wrong")
-    got, imported = f"{type(error).__name__}: {text_of(error)}", _imported_file(error)
-    if imported is not None:
-        known = meant(imported.stem, [file.stem for file in imported.parent.glob("*.py")])
-        fix = f"there is no {imported.name} in {imported.parent}: {known}"
-        return Problem("code.failed", where, got, fix=fix, missing=os.path.realpath(imported))
+    got = f"{type(error).__name__}: {text_of(error)}"
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
         return Problem("code.failed", where, got, missing=os.path.realpath(error.filename))
     return Problem("code.failed", where, got, fix=_remedy(error))
 
 
-def _users_frames(error: BaseException) -> list[tuple[FrameType, int]]:
-    """Returns the frames of the user's that led to an error, each with its line."""
-    return [
-        (frame, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if is_users(frame, ())
-    ]
-
-
-def _imported_file(error: BaseException) -> Path | None:
-    """Returns the file of the user's folder that an import was to load, where there is none of that
-    name."""
-    frames = _users_frames(error)
-    if not (
-        frames and isinstance(error, ImportError) and error.name and error.name.startswith(FOLDERS)
-    ):
-        return None
-    (frame, line), (_, _, name) = frames[-1], error.name.partition(".")
-    file = Path(frame.f_code.co_filename)
-    if name:
-        absent = file.parent / f"{name.replace('.', '/')}.py"
-        return None if absent.exists() else absent
-    if not file.is_file():  # code that was made of a text
-        return None
-    for node in ast.walk(
-        ast.parse(file.read_bytes())
-    ):  # `from . import name`: Python 3.11 says only from where
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.lineno <= line <= (node.end_lineno or line)
-            and not node.module
-        ):
-            for alias in node.names:
-                if not (absent := file.parent / f"{alias.name}.py").exists():
-                    return absent
-    return None
-
-
 def _remedy(error: BaseException) -> str:
     """Returns what to write where a user's file was meant to import one of the same folder; else an
     empty text."""
-    frames = _users_frames(error)
-    if not (frames and isinstance(error, ModuleNotFoundError) and error.name):
+    line = users_line(error, ())
+    if not (line and isinstance(error, ImportError) and error.name):
         return ""
-    package = error.name.partition(".")[0]
-    beside = Path(frames[-1][0].f_code.co_filename).with_name(f"{package}.py").is_file()
+    package, _, name = error.name.partition(".")
+    folder = Path(line).parent
+    if package.startswith(FOLDERS):
+        return meant(name, [file.stem for file in folder.glob("*.py")])
+    if not (folder / f"{package}.py").is_file():
+        return ""
     return (
         f"{package}.py lies beside it: write `from .{package} import ...`, or `from . import "
         f"{package}`"
-        if beside
-        else ""
     )
 
 

@@ -489,11 +489,8 @@ def max_lag(run: Run) -> int:
     return run.max_lag if is_partial(run.args) and run.max_lag is not None else possible_lag(run)
 
 
-class ToolUsers:
+class ToolUsers(dict[str, list[str]]):
     """The users of the run's tools that are no roles, by the tool's name."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, list[str]] = {}
 
 
 def use_tool(run: Run, name: str, user: str) -> Tool:
@@ -514,11 +511,11 @@ def use_tool(run: Run, name: str, user: str) -> Tool:
 
 def note_user(run: Run, name: str, user: str) -> None:
     """Notes who uses a tool without being a role that names it."""
-    run.state(ToolUsers).names.setdefault(name, []).append(user)
+    run.state(ToolUsers).setdefault(name, []).append(user)
 
 
 def tool_users(run: Run, name: str) -> list[str]:
     """Returns who uses a tool, as far as it is known: `agents`, where a role names it, and users of
     `use_tool`."""
     agents = ["agents"] if any(name in role.tools for role in run.recipe.roles.values()) else []
-    return list(dict.fromkeys([*agents, *run.state(ToolUsers).names.get(name, ())]))
+    return list(dict.fromkeys([*agents, *run.state(ToolUsers).get(name, ())]))

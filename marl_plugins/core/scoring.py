@@ -302,7 +302,7 @@ async def score_outcome(
         set_outcome(trajectory, 0.0, roles)
         return
     lost = trajectory.lost_after(seconds, "its outcome was not scored")
-    async with lost, counted(lost.deadline):
+    async with lost as deadline, counted(deadline):
         with while_doing(lambda: f"while {describe_answer(trajectory)} was scored"):
             answer = scorer(trajectory)
             if answer is not None:

@@ -14,10 +14,10 @@ import hashlib
 import time
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import InfrastructureFailure
@@ -362,38 +362,6 @@ def path_order(path: str) -> tuple[str, int]:
     return first, int(twin or 0)
 
 
-class TrajectoryDeadline:
-    """See `Trajectory.lost_after`. A class, because every trajectory enters two and a generator
-    costs twice as much."""
-
-    def __init__(self, trajectory: Trajectory, seconds: float | None, unfinished: str):
-        self.trajectory = trajectory
-        self.seconds = seconds
-        self.unfinished = unfinished
-        self.deadline = asyncio.timeout(seconds)
-
-    async def __aenter__(self) -> None:
-        await self.deadline.__aenter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        try:
-            await self.deadline.__aexit__(kind, error, traceback)
-        except TimeoutError:  # the deadline's own; one that was raised inside passes
-            self.trajectory.lose(
-                "deadline", f"{self.unfinished} after {self.seconds} s (limits.task_seconds)"
-            )
-            return True
-        if isinstance(error, InfrastructureFailure):
-            self.trajectory.lose(error.kind, str(error))
-            return True
-        return False
-
-
 @dataclass(eq=False)
 class Trajectory:
     """All actions of one run of a workflow on one task, with their dependency graph and the
@@ -489,14 +457,26 @@ class Trajectory:
         is never scored."""
         self.infrastructure_failure, self.detail, self.agent_failure = kind, detail, None
 
-    def lost_after(self, seconds: float | None, unfinished: str) -> TrajectoryDeadline:
+    @asynccontextmanager
+    async def lost_after(
+        self, seconds: float | None, unfinished: str
+    ) -> AsyncIterator[asyncio.Timeout]:
         """Loses the trajectory to an infrastructure failure inside, or to its deadline, and raises
         nothing (`async with`).
 
         Args:
             unfinished: What had not happened by the deadline, for the detail.
         """
-        return TrajectoryDeadline(self, seconds, unfinished)
+        deadline = asyncio.timeout(seconds)
+        try:
+            async with deadline:
+                yield deadline
+        except TimeoutError:
+            if not deadline.expired():  # one that was raised inside passes
+                raise
+            self.lose("deadline", f"{unfinished} after {seconds} s (limits.task_seconds)")
+        except InfrastructureFailure as error:
+            self.lose(error.kind, str(error))
 
     def sort(self) -> None:
         """Puts the actions into an order that depends on the graph alone: by depth, then by path;
@@ -534,7 +514,16 @@ def in_graph_order(actions: Sequence[Action]) -> list[Action]:
     Args:
         actions: With all ancestors of each that count; every one stands after those that it saw.
     """
-    depth: dict[str, int] = {}
-    for action in actions:
-        depth[action.path] = 1 + max((depth[p] for p in action.parents if p in depth), default=-1)
+    depth = depths_of(actions)
     return sorted(actions, key=lambda a: (depth[a.path], path_order(a.path)))
+
+
+def depths_of(actions: Iterable[Action]) -> dict[str, int]:
+    """Returns the number of edges of the longest way to each action from one that saw none; parents
+    come first."""
+    depths: dict[str, int] = {}
+    for action in actions:
+        depths[action.path] = 1 + max(
+            (depths[path] for path in action.parents if path in depths), default=-1
+        )
+    return depths

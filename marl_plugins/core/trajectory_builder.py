@@ -76,15 +76,6 @@ class Parents:
         return cls(paths, tuple(action.path for action in derived if action.path not in paths))
 
 
-@dataclass(frozen=True)
-class RoleRequest:
-    """A request of a role beside its messages, see `TrajectoryBuilder.answer`."""
-
-    spec: RoleSpec
-    notes: Mapping[str, Any]
-    waits: Callable[[Action], bool] | None
-
-
 def next_turn(
     chat: ChatFormat, before: Action | None, messages: Sequence[dict[str, str]], call: int
 ) -> Turn:
@@ -277,11 +268,13 @@ class TrajectoryBuilder:
             InfrastructureFailure: The engine or a tool is down.
         """
         self.branches.enter()
-        asked = RoleRequest(spec or role_of(self.roles, role), notes or {}, waits)
+        spec = spec or role_of(self.roles, role)
         if continues is not None:
             check_continues(role, continues, self._actions)
             parents = (continues, *parents)
-        return await self._converse(asked, messages, Parents.of(parents, derived), continues)
+        return await self._converse(
+            spec, messages, Parents.of(parents, derived), continues, notes or {}, waits
+        )
 
     async def call_tool(self, call: RequestedCall) -> ToolResult:
         """Calls a tool without a role: the result is the trajectory's and no action's.
@@ -296,24 +289,24 @@ class TrajectoryBuilder:
 
     async def _converse(
         self,
-        asked: RoleRequest,
+        spec: RoleSpec,
         messages: Sequence[dict[str, str]],
         parents: Parents,
         continues: Action | None,
+        notes: Mapping[str, Any],
+        waits: Callable[[Action], bool] | None,
     ) -> Action:
         """The role's turns, to the last action."""
-        spec = asked.spec
         before, call = continues, continues.call + 1 if continues else 0
         for number in range(spec.max_turns):
-            action = await self._act(
-                spec, next_turn(spec.chat, before, messages, call), parents, asked.notes
-            )
+            turn = next_turn(spec.chat, before, messages, call)
+            action = await self._act(spec, turn, parents, notes)
             calls = calls_of(spec, action)
             try:
                 await self._opened.run(calls, action)
             finally:
                 action.end = self.trajectory.now()
-            if not (asked.waits and asked.waits(action)):
+            if not (waits and waits(action)):
                 self.scoring.acted(action)
             before = action
             if not calls:

@@ -123,14 +123,6 @@ def test_answers_that_are_none_are_named(pair, answers, code):
     assert codes(lambda: checked(pair(CHECKS, answers=answers))) == [code]
 
 
-def test_a_workflow_that_does_not_end_is_named(pair):
-    endless = (
-        "async def run(task, roles, tools):\n    while True:\n        await "
-        "roles.coder(problem=task.prompt)\n"
-    )
-    assert codes(lambda: checked(pair(CHECKS, workflow=endless))) == ["answers.endless"]
-
-
 def codes(work):
     with pytest.raises(ConfigurationError) as caught:
         work()

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import string
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from marl_plugins.builtin.graph.expressions import Expression
 from marl_plugins.builtin.graph.files import Spot
 from marl_plugins.builtin.graph.grammar import ReadConfig, ToolSpec
 from marl_plugins.builtin.graph.reading import FORM, FORMS, ReadForm
 from marl_plugins.core.cases import CaseGenerator, CaseSection
-from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.run import Run
 from marl_plugins.core.tools import Tool
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """The fields of a role's prompts: of the one that opens a conversation, and of the one that
-    continues it."""
-
-    opening: frozenset[str]
-    following: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -31,16 +20,15 @@ class RecipeParts:
     """The parts of a recipe that a graph may name.
 
     Args:
-        roles: Each role with its prompt's fields; None where a prompt cannot be read, which is
-            reported elsewhere.
+        roles: By name.
         tools: By name.
-        cases: By name; None where the recipe has none.
+        cases: By name.
         case_seconds: Maximum time of one call of a case's functions.
     """
 
-    roles: Mapping[str, Prompt | None]
+    roles: Collection[str]
     tools: Mapping[str, Tool]
-    cases: Mapping[str, CaseGenerator] | None = None
+    cases: Mapping[str, CaseGenerator] = field(default_factory=dict)
     case_seconds: float = 5.0
 
     @classmethod
@@ -50,57 +38,19 @@ class RecipeParts:
         Raises:
             ConfigurationError: The cases cannot be had.
         """
-        roles = {role: _prompt(run, role) for role in run.recipe.roles}
         section = run.section(CaseSection)
         if section is None:
-            return cls(roles, run.tools)
-        return cls(roles, run.tools, section.generators(run.folder), section.limit())
+            return cls(run.recipe.roles, run.tools)
+        return cls(run.recipe.roles, run.tools, section.generators(run.folder), section.limit())
 
 
-def _prompt(run: Run, role: str) -> Prompt | None:
-    try:
-        prompt, system, followup = run.prompt(role), run.system(role) or "", run.followup(role)
-        opening = frozenset(_fields(prompt + system))
-        return Prompt(opening, opening if followup is None else frozenset(_fields(followup)))
-    except (ConfigurationError, ValueError):
-        return None
-
-
-def _fields(text: str) -> Iterator[str]:
-    return (name for _, name, _, _ in string.Formatter().parse(text) if name is not None)
-
-
-def check_role(
-    role: str, fields: Collection[str] | None, continued: bool, known: RecipeParts, spot: Spot
-) -> list[Problem]:
-    """Returns what is wrong with a call of a role.
-
-    Args:
-        fields: Those that the call gives; None: a case gives some, which the rehearsal shows.
-        continued: Whether the call may continue a conversation.
-        spot: Of the node.
-    """
-    if role not in known.roles:
-        got = f"the recipe has no role {role!r}"
-        return [Problem("graph.role", spot.below("role").where, got, fix=meant(role, known.roles))]
-    prompt = known.roles[role]
-    if prompt is None or fields is None:
+def check_role(role: str, known: RecipeParts, spot: Spot) -> list[Problem]:
+    """Returns the problem with the role of a node; which fields its prompt shows is seen in the
+    rehearsal."""
+    if role in known.roles:
         return []
-    places = prompt.opening | (prompt.following if continued else frozenset())
-    unused = [name for name in fields if name not in places]
-    problems = []
-    for name in sorted(places - {*fields}):
-        near = meant(name, unused) if unused else ""
-        fix = near or f"with: {{{name}: ...}}"
-        problems.append(
-            Problem(
-                "graph.fields",
-                spot.below("with").where,
-                f"the prompt of role {role!r} shows {{{name}}}",
-                fix=fix,
-            )
-        )
-    return problems
+    got = f"the recipe has no role {role!r}"
+    return [Problem("graph.role", spot.below("role").where, got, fix=meant(role, known.roles))]
 
 
 def check_case(name: str | None, has_given: bool, known: RecipeParts, spot: Spot) -> list[Problem]:
@@ -112,17 +62,11 @@ def check_case(name: str | None, has_given: bool, known: RecipeParts, spot: Spot
     if name is None:
         got, fix = "`given` is a case's, and the node has none", "case: NAME"
         return [Problem("graph.case", spot.below("given").where, got, fix=fix)] if has_given else []
-    where = spot.below("case").where
-    if known.cases is None:
-        return [
-            Problem(
-                "graph.case", where, "the recipe has no cases", fix="cases: cases.py, in the recipe"
-            )
-        ]
-    if name not in known.cases:
-        fix = meant(name, known.cases)
-        return [Problem("graph.case", where, f"the recipe has no case {name!r}", fix=fix)]
-    return []
+    if name in known.cases:
+        return []
+    got = f"the recipe has no case {name!r}"
+    fix = meant(name, known.cases) or "cases: cases.py, in the recipe"
+    return [Problem("graph.case", spot.below("case").where, got, fix=fix)]
 
 
 def check_tool(
@@ -145,16 +89,9 @@ def check_tool(
                 [one.name for one in offered],
             )
             return [Problem("graph.function", where, got, fix=meant(function, names))]
-        if text:
-            got = "a function is called with `with`, not with `call`"
-            return [
-                Problem("graph.call", spot.below("call").where, got, fix="with: {ARGUMENT: ...}")
-            ]
-    elif arguments or not text:
-        got, fix = (
-            "a tool without a function is called with `call` alone",
-            "call: TEXT, or tool: NAME.FUNCTION",
-        )
+    if text if function else arguments or not text:
+        got = "a function is called with `with` alone, a tool without one with `call` alone"
+        fix = "with: {ARGUMENT: ...}" if function else "call: TEXT, or tool: NAME.FUNCTION"
         return [Problem("graph.call", spot.where, got, fix=fix)]
     return []
 

@@ -71,7 +71,7 @@ class Compiler:
         self.problems += circles(complete, level)
         if len(self.problems) > before or give is None:
             return None
-        return Graph(level.address, spot.line, complete, give, config.budget, stop, choose)
+        return Graph(complete, give, config.budget, stop, choose)
 
     def choose(self, config: grammar.ChooseConfig, level: Level) -> nodes.Choice:
         """Returns who chooses what runs next."""
@@ -93,9 +93,7 @@ class Compiler:
                     fix=f"first({name}, 'nothing yet')",
                 )
             )
-        self.problems += check_role(
-            config.role, [*config.fields, "options"], False, self.known, spot
-        )
+        self.problems += check_role(config.role, self.known, spot)
         return nodes.Choice(config.role, fields, level.address_of("choose"), spot.line)
 
     def node(self, name: str, index: int, level: Level) -> Node | None:
@@ -224,10 +222,10 @@ class Compiler:
 
 def circles(made: Sequence[Node], level: Level) -> list[Problem]:
     """Returns the nodes that wait for each other."""
+    every = list(level.specs)
+    before = {node.name: [every[index] for index in node.waits] for node in made}
     try:
-        graphlib.TopologicalSorter(
-            {node.name: [_name(made, n) for n in node.waits] for node in made}
-        ).prepare()
+        graphlib.TopologicalSorter(before).prepare()
     except graphlib.CycleError as error:
         names = [str(name) for name in error.args[1]]
         got = f"these nodes wait for each other: {' -> '.join(names)}"
@@ -236,31 +234,16 @@ def circles(made: Sequence[Node], level: Level) -> list[Problem]:
     return []
 
 
-def _name(made: Sequence[Node], index: int) -> str:
-    return next((node.name for node in made if node.index == index), "")
-
-
 # --- kinds of nodes
 # --------------------------------------------------------------------------------------------------
 
 
 def role_parts(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> Own:
     spot, continued = draft.spot, "continues" in config.model_fields_set
-    given_fields = None if config.case else config.fields
-    compiler.problems += check_role(config.role, given_fields, continued, compiler.known, spot)
+    compiler.problems += check_role(config.role, compiler.known, spot)
     fields = draft.expressions(config.fields, "with")
     case = case_of(compiler, config, draft)
     continues = draft.expression(config.continues, "continues") if continued else None
-    if continues is not None and continues.is_name:
-        spec = draft.level.spec_of(continues.text)
-        if isinstance(spec, dict) and spec.get("role", config.role) != config.role:
-            got, fix = (
-                f"{continues.text} is an answer of role {spec['role']!r}",
-                "a conversation is one role's",
-            )
-            compiler.problems.append(
-                Problem("graph.continues", spot.below("continues").where, got, fix=fix)
-            )
     default = None
     if "default" in config.read.model_fields_set:
         default = draft.expression(config.read.default, "read", "default")
@@ -282,7 +265,7 @@ def case_of(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> NodeC
     problems = check_case(config.case, has_given, known, draft.spot)
     compiler.problems += problems
     value = draft.expression(config.given, "given") if has_given else None
-    if config.case is None or problems or known.cases is None:
+    if config.case is None or problems:
         return None
     address = draft.level.address_of(draft.name)
     return NodeCase(

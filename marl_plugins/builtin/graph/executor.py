@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Coroutine, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
 
 from marl_plugins.builtin.graph.expressions import Expression, Scope, until_one_ran
 from marl_plugins.builtin.graph.nodes import (
@@ -23,6 +23,7 @@ from marl_plugins.builtin.graph.nodes import (
     Graph,
     LetNode,
     Node,
+    as_result,
     note_of,
     sources_of,
 )
@@ -31,26 +32,21 @@ from marl_plugins.core.failures import AgentFailure
 from marl_plugins.core.workflow import RoleCalls, Tools
 
 Inner = dict[str, Any]
-
-
-class Watch(Protocol):
-    """An observer that decides conditions in place of the graph, for the rehearsal."""
-
-    def decide(self, condition: Expression, scope: Scope) -> bool:
-        """Returns whether a condition holds."""
+Decide = Callable[[Expression, Scope], bool]
+"""Decides conditions in place of the graph, for the rehearsal."""
 
 
 class Runner:
     """Runs the graphs of one trajectory."""
 
-    def __init__(self, calls: RoleCalls, tools: Tools, watch: Watch | None = None):
+    def __init__(self, calls: RoleCalls, tools: Tools, decide: Decide | None = None):
         self.calls = calls
         self.tools = tools
-        self._watch = watch
+        self._decide = decide
 
     def holds(self, condition: Expression, scope: Scope) -> bool:
-        if self._watch is not None:
-            return self._watch.decide(condition, scope)
+        if self._decide is not None:
+            return self._decide(condition, scope)
         return bool(condition.value(scope))
 
     async def execute(self, graph: Graph, outer: Scope, base: Sources) -> Inner:
@@ -155,7 +151,7 @@ class Progress:
         if self.failures:
             raise self.failures[min(self.failures)]
         for node in self.graph.nodes:
-            self.scope.setdefault(node.name, Absence("the graph had stopped", self.decided))
+            self.scope.setdefault(node.name, Absence(self.decided))
 
     def _settle_ready(self) -> None:
         """Settle what needs no waiting, and let the others join the frontier."""
@@ -178,18 +174,16 @@ class Progress:
 
     def _skipped(self, node: Node, sources: Sources) -> Result | Absence | None:
         """Returns what a node comes to that does not run; None where it runs."""
-        for name in node.hard:
-            if isinstance(self.scope[name], Absence):
-                return self._instead(node, f"{name} did not run", sources)
+        if any(isinstance(self.scope[name], Absence) for name in node.hard):
+            return self._instead(node, sources)
         if node.when is not None and not self.runner.holds(node.when, self.scope):
-            return self._instead(node, "`when` did not hold", sources)
+            return self._instead(node, sources)
         return None
 
-    def _instead(self, node: Node, why: str, sources: Sources) -> Result | Absence:
+    def _instead(self, node: Node, sources: Sources) -> Result | Absence:
         if node.otherwise is None or node.otherwise.skipped_in(self.scope):
-            return Absence(why, sources)
-        value = node.otherwise(self.scope)
-        return value.of(sources) if isinstance(value, Result) else Result(value, sources=sources)
+            return Absence(sources)
+        return as_result(node.otherwise(self.scope), sources)
 
     def _sources(self, node: Node) -> Sources:
         """The actions on which a node depends."""
@@ -312,7 +306,7 @@ class Rounds(Progress):
             else:
                 sources = self._sources(node)
                 tried = self.last.get(index)
-                instead = tried or self._instead(node, "the budget does not cover it", sources)
+                instead = tried or self._instead(node, sources)
                 self._settle(index, instead, ran=tried is not None)
         self.frontier, self._kept = covered, []
         if graph.choose is not None and covered:
@@ -332,7 +326,7 @@ class Rounds(Progress):
         self.asked |= {index: self._askers(index, self._by_now()) for index in waiting}
         for index in waiting:
             node = self.graph.nodes[index]
-            instead = self._instead(node, "`once` never held", self._sources(node))
+            instead = self._instead(node, self._sources(node))
             self._settle(index, instead, ran=False)
         return True
 
@@ -354,7 +348,7 @@ class Rounds(Progress):
         """What expressions may read that wait for nothing: a node that has not settled counts as
         one that did not run."""
         self._count()
-        unsettled = Absence("it has not run yet")
+        unsettled = Absence()
         return {**{node.name: unsettled for node in self.graph.nodes}, **self.scope}
 
     def _may_be_repeated(self, index: int) -> bool:

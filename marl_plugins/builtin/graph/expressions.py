@@ -121,7 +121,6 @@ class Expression:
         always: The names on which it depends whatever they are.
         firsts: Names of each `first()`; it depends on those up to the first that ran.
         attributes: Pairs of a name and what is read of it.
-        constants: Texts and numbers that stand in it.
 
     Raises:
         BadExpression: It is none, or reads what expressions must not read.
@@ -136,7 +135,6 @@ class Expression:
         self._always: dict[str, None] = {}
         self._firsts: list[tuple[str, ...]] = []
         self.attributes: dict[tuple[str, str], None] = {}
-        self.constants: dict[Any, None] = {}
         try:
             tree = ast.parse(self.text, mode="eval").body
             self.is_name = isinstance(tree, ast.Name)
@@ -227,8 +225,7 @@ class Expression:
     def _value(self, node: ast.expr, soft: bool) -> ast.expr:
         """The code of a value."""
         match node:
-            case ast.Constant(value=str() | int() | float() | None as constant):
-                self.constants.setdefault(constant)
+            case ast.Constant(value=str() | int() | float() | None):
                 return node
             case ast.Name() | ast.IfExp() | ast.BoolOp() | ast.Call(func=ast.Name(id="first")):
                 if isinstance(node, ast.Call) and (not node.args or node.keywords):

@@ -105,11 +105,6 @@ class Node(ABC):
     priority: float = 0.0
     counts: bool = False
 
-    @property
-    def at_once(self) -> bool:
-        """Returns whether it settles without waiting for anything."""
-        return False
-
     @abstractmethod
     async def perform(
         self, execution: Execution, scope: Scope, sources: Sources
@@ -195,6 +190,7 @@ class LetNode(Node):
 
     @property
     def at_once(self) -> bool:
+        """Returns whether it settles without waiting for anything."""
         return not (self.cost or self.retry)
 
     def settled(self, scope: Scope, sources: Sources) -> Result:
@@ -302,9 +298,7 @@ class LoopNode(BodyNode):
             over and self.until is not None and self.body.owns(self.until)
         )
         all_of = union((result.sources, decided if over else (), () if known else base))
-        return (
-            result.of(all_of, turn) if isinstance(result, Result) else Absence(result.why, all_of)
-        )
+        return result.of(all_of, turn)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -321,7 +315,7 @@ class GraphCallNode(BodyNode):
         inner = await execution.execute(self.body, {**self.seen(scope), **inputs}, sources)
         result = self.body.given(inner)
         all_of = result.sources if self.body.gives_own else union((result.sources, sources))
-        return result.of(all_of) if isinstance(result, Result) else Absence(result.why, all_of)
+        return result.of(all_of)
 
 
 def as_result(value: Any, sources: Sources) -> Result:
@@ -337,7 +331,7 @@ def sources_of(expression: Expression, scope: Scope) -> Sources:
 def following_value(expression: Expression, inner: Scope) -> Result | Absence:
     """Returns what a loop's value is in the next round."""
     if expression.skipped_in(inner):
-        return Absence(f"{expression.text} did not run", sources_of(expression, inner))
+        return Absence(sources_of(expression, inner))
     return as_result(expression(inner), sources_of(expression, inner))
 
 
@@ -356,15 +350,12 @@ class Graph:
     """A checked graph.
 
     Args:
-        address: Of the node that it stands in; empty for the whole workflow.
         nodes: In the order of the file.
         give: What it comes to.
         budget: What there is of each resource.
         stop: Once it holds, nothing more is started.
     """
 
-    address: str
-    place: str
     nodes: list[Node]
     give: Expression
     budget: Mapping[str, float] = field(default_factory=dict)
@@ -390,15 +381,14 @@ class Graph:
             if isinstance(node, FailNode) or (isinstance(node, BodyNode) and node.body.failing)
         ]
         """Nodes that may end all, in the graph or in one within."""
-        self.counts = any(node.counts for node in self.nodes) or (
-            self.stop is not None and _counts(self.stop)
-        )
         self.in_rounds = bool(
             self.budget
             or self.stop
             or self.choose
-            or self.counts
-            or any(node.once or (node.retry and node.retry.cooldown) for node in self.nodes)
+            or any(
+                node.counts or node.once or (node.retry and node.retry.cooldown)
+                for node in self.nodes
+            )
         )
         """Whether all nodes that were started are waited for before anything is decided, so that no
         decision hangs on timing."""
@@ -423,9 +413,5 @@ class Graph:
         if self.failing:
             sources = union((sources, self.spared(scope)))
         if self.give.skipped_in(scope):
-            return Absence("what it gives did not run", sources)
+            return Absence(sources)
         return as_result(self.give(scope), sources)
-
-
-def _counts(expression: Expression) -> bool:
-    return DONE in expression.names or LEFT in expression.names

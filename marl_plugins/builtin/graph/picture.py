@@ -18,8 +18,6 @@ from marl_plugins.builtin.graph.nodes import (
     ToolNode,
 )
 
-TASK = "task"
-
 
 def about(node: Node) -> str:
     """Returns what a node does, in a few words."""

@@ -98,34 +98,19 @@ class ReadForm:
             isinstance(value, KINDS[kind]) and (kind == "truth" or not isinstance(value, bool))
         )
 
-    def example(self, value: Any = None) -> str:
-        """Returns an answer in this form, which says a value."""
-        answer = "a word" if value is None else value
+    def example(self) -> str:
+        """Returns an answer in this form."""
         match self.form:
             case "json":
-                keys = {key: said_as(kind, value) for key, kind in self.keys.items()}
-                if self.name and self.name not in keys:
-                    keys[self.name] = ["a word"] if value is None else value
-                return json.dumps(keys)
+                name = {self.name: ["a word"]} if self.name else {}
+                return json.dumps(name | {key: SAMPLES[kind] for key, kind in self.keys.items()})
             case "tag":
-                return f"<{self.name}>{answer}</{self.name}>"
+                return f"<{self.name}>a word</{self.name}>"
             case "code":
-                return f"```{self.name}\n{'pass' if value is None else value}\n```"
+                return f"```{self.name}\npass\n```"
             case "number":
-                return str(
-                    answer
-                    if isinstance(answer, int | float) and not isinstance(answer, bool)
-                    else 1
-                )
-        return str(answer)
-
-
-def said_as(kind: str, value: Any) -> Any:
-    """Returns a value as one of a kind; a sample of the kind where it cannot be."""
-    if kind == "list" and value is not None:
-        return [value]
-    fits = isinstance(value, KINDS[kind]) and (kind == "truth") == isinstance(value, bool)
-    return value if fits else SAMPLES[kind]
+                return "1"
+        return "a word"
 
 
 def number_in(text: str) -> int | float | None:

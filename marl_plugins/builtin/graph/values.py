@@ -59,15 +59,17 @@ class Absence:
     """The absence of a result: a node did not run.
 
     Args:
-        why: The reason, for people.
         sources: The actions that decided it.
     """
 
-    why: str
     sources: Sources = ()
 
     def __bool__(self) -> bool:
         return False
+
+    def of(self, sources: Sources, rounds: int = 0) -> Absence:
+        """Returns the same, as another node's."""
+        return Absence(sources)
 
 
 def union(parts: Iterable[Sources]) -> Sources:

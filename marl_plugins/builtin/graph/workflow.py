@@ -7,7 +7,7 @@ from typing import Any
 
 from marl_plugins.builtin.graph.checks import RecipeParts
 from marl_plugins.builtin.graph.compiler import Compiler
-from marl_plugins.builtin.graph.executor import Runner, Watch
+from marl_plugins.builtin.graph.executor import Decide, Runner
 from marl_plugins.builtin.graph.files import Files
 from marl_plugins.builtin.graph.nodes import TASK, TRAINING, Graph
 from marl_plugins.builtin.graph.values import Absence, Result, as_text
@@ -27,13 +27,13 @@ class GraphWorkflow(WorkflowFile):
 
     Args:
         files: Of which it was made.
-        watch: Decides conditions in its place, for the rehearsal.
+        decide: Decides conditions in its place, for the rehearsal.
     """
 
-    def __init__(self, graph: Graph, files: Sequence[str], watch: Watch | None = None):
+    def __init__(self, graph: Graph, files: Sequence[str], decide: Decide | None = None):
         self.graph = graph
         self.files = files
-        self._watch = watch
+        self._decide = decide
 
     async def __call__(self, task: Task, roles: Roles, tools: Tools) -> Any:
         """Returns what the graph gives: a role's answer, or a text; None where that was skipped.
@@ -48,30 +48,26 @@ class GraphWorkflow(WorkflowFile):
         try:
             # A node states what it has seen, and which task it runs in may depend on timing.
             with no_branches():
-                results = await Runner(calls, tools, self._watch).execute(self.graph, scope, ())
+                results = await Runner(calls, tools, self._decide).execute(self.graph, scope, ())
             result = self.graph.given(results)
         except RecipeError as error:
-            if self._watch is not None and error.kind in AVOIDABLE:
+            if self._decide is not None and error.kind in AVOIDABLE:
                 raise AgentFailure("no_answer", str(error)) from error
             raise
         if isinstance(result, Absence):
             return None
-        return (
-            result.action
-            if result.action is not None
-            else None
-            if result.value is None
-            else as_text(result.value)
-        )
+        if result.action is not None:
+            return result.action
+        return None if result.value is None else as_text(result.value)
 
-    def watched(self, watch: Watch) -> GraphWorkflow:
+    def decided_by(self, decide: Decide) -> GraphWorkflow:
         """Returns the same workflow, whose conditions somebody else decides."""
-        return GraphWorkflow(self.graph, self.files, watch)
+        return GraphWorkflow(self.graph, self.files, decide)
 
     def explorer(self) -> Explorer:
         from marl_plugins.builtin.graph.explorer import GraphExplorer
 
-        return GraphExplorer(self.graph, self.watched)
+        return GraphExplorer(self.graph, self.decided_by)
 
     def outline(self) -> list[str]:
         from marl_plugins.builtin.graph.picture import outline

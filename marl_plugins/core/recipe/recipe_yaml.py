@@ -7,6 +7,7 @@ its keys back.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,6 @@ import yaml
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-
-MAX_YAML_VALUES = 10_000
-"""Values of a YAML file, with what its aliases stand for; nine lines of aliases of aliases stand
-for 10^9."""
 
 
 class Origins:
@@ -142,8 +139,6 @@ def _read_one(path: Path, origins: Origins, expected: str) -> dict[str, Any]:
         ) from None
     except UnicodeDecodeError as error:
         got = f"is not UTF-8 text (byte {error.start})"
-    except RecursionError:
-        got = "an alias refers to itself, or values are nested too deep"
     except OSError as error:
         got = f"cannot be read: {error.strerror}"
     except (yaml.YAMLError, ValueError) as error:
@@ -154,27 +149,13 @@ def _read_one(path: Path, origins: Origins, expected: str) -> dict[str, Any]:
 def build(
     node: yaml.Node, path: Path, key: tuple[str, ...], origins: Origins, loader: yaml.SafeLoader
 ) -> Any:
-    if len(origins.lines) > MAX_YAML_VALUES:
-        got = (
-            f"has more than {MAX_YAML_VALUES} values, counting what its aliases (`*name`) stand for"
-        )
-        raise ConfigurationError(Problem("recipe.too_large", at(file=path), got))
     if isinstance(node, yaml.MappingNode):
         built: dict[str, Any] = {}
         for name_node, value_node in node.value:
-            where = at(line=f"{path}:{name_node.start_mark.line + 1}")
-            if name_node.tag == "tag:yaml.org,2002:merge":
-                fix = "repeat the keys, or use `extends: FILE`"
-                raise ConfigurationError(
-                    Problem("recipe.merge_key", where, "`<<` is not read", fix=fix)
-                )
-            if not isinstance(name_node, yaml.ScalarNode):
-                raise ConfigurationError(
-                    Problem("recipe.value", where, "a key is a word, not a list or a mapping")
-                )
             name = str(loader.construct_object(name_node))
             here = (*key, name)
             if name in built:
+                where = at(line=f"{path}:{name_node.start_mark.line + 1}")
                 raise ConfigurationError(
                     Problem("recipe.repeated_key", where, f"key {name!r} is given twice")
                 )
@@ -191,14 +172,9 @@ def build(
     if (
         isinstance(value, str) and isinstance(node, yaml.ScalarNode) and node.style is None
     ):  # YAML 1.1 reads 1e-6 as a string
-        try:
-            return (
-                float(value)
-                if any(c in value for c in "eE") and value[0] in "+-.0123456789"
-                else value
-            )
-        except ValueError:
-            return value
+        with suppress(ValueError):
+            if any(c in value for c in "eE") and value[0] in "+-.0123456789":
+                return float(value)
     return value
 
 

@@ -24,7 +24,6 @@ from marl_plugins.core.recipe.validation import (
     not_a_mapping,
     unknown_key,
     validated,
-    without_misspelt,
 )
 from marl_plugins.core.section import FlagValue, Model, Section
 
@@ -191,11 +190,6 @@ def find_recipe(name: str) -> Path:
     """
     from marl_plugins.core.recipe.shipped import recipes_root, shipped_recipes
 
-    if not name.strip():
-        fix = "give a recipe's YAML file, its folder, or the name of a shipped recipe"
-        raise ConfigurationError(
-            Problem("recipe.none", got="--recipe is empty", fix=fix, flags=("recipe",))
-        )
     path = Path(name)
     shipped = recipes_root()
     candidates = [
@@ -267,7 +261,7 @@ def check_recipe(
         if section is not None:
             instances[name] = section
     if recipe is None or problems:
-        raise ConfigurationError(without_misspelt(problems))
+        raise ConfigurationError(problems)
     return recipe, instances
 
 

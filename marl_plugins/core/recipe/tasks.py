@@ -23,7 +23,6 @@ from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Task
 
-LONG_NUMBER = "holds a whole number of thousands of digits; write it as a text"
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 """Files that are read here; what else `--data.prompt_dataset` names is a data set (sources.py)."""
 
@@ -54,14 +53,12 @@ class Fields:
     prompt: str
     label: str | None
     rivals: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-    """What else was chosen: the one list of an object, the text of chat messages."""
     numbered: bool = False
     """Whether ids are the items' numbers, and labels may be missing."""
 
     def __str__(self) -> str:
         label = f"{self.label} -> label" if self.label else "no label"
-        return "; ".join([f"{self.prompt} -> prompt, {label}", *self.remarks])
+        return f"{self.prompt} -> prompt, {label}"
 
 
 class FileTasks(list[Task]):
@@ -113,17 +110,9 @@ def read_tasks(
         text = read_text(path)
     except ConfigurationError as error:
         raise ConfigurationError(p.within(name="tasks") for p in error.problems) from None
-    if not text.strip():
-        raise ConfigurationError(
-            Problem("tasks.empty_file", at(file=path), "is empty", fix="there are no tasks in it")
-        )
-    items = list(islice(_items(path, text, problems), limit))
-    tasks = tasks_of(items, path, input_key, label_key, problems)
-    if path.suffix == ".json" and text.lstrip().startswith("{"):
-        key = next(key for key, value in json.loads(text).items() if isinstance(value, list))
-        remarks = (f"of the one object, the list under {key!r}", *tasks.fields.remarks)
-        tasks.fields = replace(tasks.fields, remarks=remarks)
-    return tasks
+    reader = READERS.get(path.suffix, _lines)
+    items = list(islice(reader(path, text, problems), limit))
+    return tasks_of(items, path, input_key, label_key, problems)
 
 
 def _parquet(path: Path, limit: int | None) -> list[tuple[str, Any]]:
@@ -176,24 +165,10 @@ def tasks_of(
         task = _task(where, item, fields, number, problems)
         if task:
             tasks.append(task)
-    seen: set[str] = set()
-    for task in tasks:
-        if task.id in seen:
-            problems.append(
-                Problem(
-                    "tasks.same_id",
-                    at(file=path),
-                    f"the id {task.id!r} is used twice",
-                    fix="ids name results and must differ",
-                )
-            )
-        seen.add(task.id)
     if not problems and not tasks:
         problems.append(Problem("tasks.empty_file", at(file=path), "no tasks in it"))
     if problems:
         raise ConfigurationError(first_of(problems, path))
-    if any(isinstance(value_at(row, fields.prompt), list) for row in rows):
-        fields = replace(fields, remarks=("of chat messages, the text",))
     return FileTasks(tasks, path, fields, [where for where, _ in items])
 
 
@@ -226,23 +201,6 @@ def _missing(fields: Fields, input_key: str | None, columns: Iterable[str]) -> l
             )
         )
     return problems
-
-
-def _items(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
-    """The items of a file with their places."""
-    try:
-        if path.suffix == ".json":
-            yield from _listed(path, text, problems)
-        elif path.suffix == ".csv":
-            yield from _table(path, text, problems)
-        else:
-            yield from _lines(path, text, problems)
-    except RecursionError:
-        problems.append(
-            Problem("tasks.deep_json", at(file=path), "JSON that is nested too deeply to be read")
-        )
-    except ValueError:
-        problems.append(Problem("tasks.long_number", at(file=path), LONG_NUMBER))
 
 
 def _listed(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
@@ -289,16 +247,6 @@ def _lines_of_items(text: str) -> Iterator[int]:
 
 
 def _lines(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
-    if text.lstrip().startswith("["):
-        problems.append(
-            Problem(
-                "tasks.list_in_lines",
-                where=at(line=f"{path}:1"),
-                got="expected an object per line, got a list",
-                fix="a list belongs in a .json file: rename it",
-            )
-        )
-        return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
@@ -307,33 +255,19 @@ def _lines(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str
                 problems.append(
                     Problem("files.json", at(line=f"{path}:{number}"), f"not JSON: {_fault(error)}")
                 )
-            except ValueError:
-                problems.append(
-                    Problem("tasks.long_number", at(line=f"{path}:{number}"), LONG_NUMBER)
-                )
 
 
 def _table(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
     csv.field_size_limit(sys.maxsize)  # the text has been read already, and prompts may be long
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        header = next(rows)
+        header = next(rows, [])
         if len(set(header)) < len(header):
             problems.append(
                 Problem(
                     "tasks.same_columns",
                     where=at(line=f"{path}:1"),
                     got=f"two fields have the same name: {', '.join(header)}",
-                )
-            )
-            return
-        if len(header) == 1 and (separator := next((s for s in ";\t|" if s in header[0]), "")):
-            problems.append(
-                Problem(
-                    "tasks.separator",
-                    where=at(line=f"{path}:1"),
-                    got=f"one field named {header[0]!r}",
-                    fix=f"separate values with commas, not {separator!r}",
                 )
             )
             return
@@ -354,6 +288,10 @@ def _table(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str
         )
 
 
+READERS = {".json": _listed, ".csv": _table}
+"""What reads the items of a file with their places, by its suffix; lines are read else."""
+
+
 def _fault(error: json.JSONDecodeError) -> str:
     """Returns what is wrong where JSON cannot be read on, and the column."""
     return f"{error.msg} at column {error.colno}"
@@ -363,18 +301,8 @@ def not_json(value: Any) -> str | None:
     """Returns why a value is not a JSON value; None where it is one."""
     try:
         json.dumps(value, allow_nan=False)
-    except ValueError as error:
-        known = {
-            "Out of range": "NaN and Infinity are not JSON values",
-            "Circular": "it contains itself",
-        }
-        return next(
-            (reason for start, reason in known.items() if str(error).startswith(start)), LONG_NUMBER
-        )
-    except TypeError as error:
+    except (TypeError, ValueError, RecursionError) as error:
         return str(error)
-    except RecursionError:
-        return "it is nested too deeply"
     return None
 
 
@@ -396,7 +324,7 @@ def _task(
             Problem("tasks.no_object", at(line=where), _kind(item), expected="an object")
         )
         return None
-    wrong = list(_wrong(at(line=where), item, fields, number))
+    wrong = list(_wrong(at(line=where), item, fields))
     problems += wrong
     if wrong:
         return None
@@ -410,7 +338,7 @@ def _task(
     return Task(str(identity), as_text(value_at(item, fields.prompt)), label, rest)
 
 
-def _wrong(place: Where, item: dict[str, Any], fields: Fields, number: int) -> Iterator[Problem]:
+def _wrong(place: Where, item: dict[str, Any], fields: Fields) -> Iterator[Problem]:
     """Yields what is wrong with an item of a file."""
     prompt = as_text(value_at(item, fields.prompt))
     label = value_at(item, fields.label) if fields.label else None
@@ -433,13 +361,6 @@ def _wrong(place: Where, item: dict[str, Any], fields: Fields, number: int) -> I
     elif fields.label and not fields.numbered and (empty := _empty(label)):
         fix = "give every item a label, or name another field (--data.label_key)"
         yield Problem("tasks.empty_label", place, f"field {fields.label!r} is {empty}", fix=fix)
-    if not fields.numbered and not isinstance(identity := item.get("id", number), str | int):
-        got = f"field 'id' must be a string or an integer, got {_kind(identity)}"
-        yield Problem("tasks.id", place, got)
-    if not_json(item):
-        for key, value in item.items():
-            if why := not_json(value):
-                yield Problem("tasks.value", place, f"field {key!r}: {why}")
 
 
 def _empty(label: Any) -> str:

@@ -12,22 +12,12 @@ from marl_plugins.core.problems import Problem, at
 
 
 def read_text(path: Path) -> str:
-    """Returns the text of a regular file in UTF-8, without a byte-order mark.
+    """Returns the text of a file in UTF-8, without a byte-order mark.
 
     Raises:
-        ConfigurationError: It cannot be read; a pipe is refused, because reading it would wait for
-            whoever writes it.
+        ConfigurationError: It cannot be read.
     """
     try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise ConfigurationError(
-                Problem(
-                    "files.pipe",
-                    where=at(file=path),
-                    got="cannot be read: it is a pipe or a device",
-                    fix="a regular file is expected",
-                )
-            )
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         missing = os.path.realpath(path) if isinstance(error, FileNotFoundError) else ""

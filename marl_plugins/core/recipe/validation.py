@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeGuard, TypeVar, Union, get_args, get_orig
 
 import pydantic
 
-from marl_plugins.core.problems import Problem, Where, at, close_names, meant
+from marl_plugins.core.problems import Problem, Where, at, meant
 from marl_plugins.core.recipe.recipe_yaml import Origins
 from marl_plugins.core.section import Model
 
@@ -52,18 +52,6 @@ def unknown_key(
     if owner:
         fix = f"plugin {owner} reads it: add that to `plugins:`, or remove the key"
     return Problem("recipe.unknown_key", key_place(key, origins), "unknown key", fix=fix)
-
-
-def without_misspelt(problems: Sequence[Problem]) -> list[Problem]:
-    """Returns the problems without those of missing keys that an unknown key beside them means."""
-    unknown = [p.names("key")[-1] for p in problems if p.code == "recipe.unknown_key"]
-
-    def is_misspelt(problem: Problem) -> bool:
-        around, _, name = problem.names("key")[-1].rpartition(".")
-        beside = [other.rpartition(".") for other in unknown]
-        return any(place == around and close_names(typo, [name]) for place, _, typo in beside)
-
-    return [p for p in problems if p.code != "recipe.missing_key" or not is_misspelt(p)]
 
 
 def not_a_mapping(key: Sequence[str], example: str, value: Any, origins: Origins) -> Problem:
