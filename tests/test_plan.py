@@ -358,6 +358,13 @@ def test_a_folders_own_tokenizer_counts(recipe):
     )
 
 
+def test_trees_have_in_common_what_stands_before_a_prompts_first_field(recipe):
+    recipe.write(solver_md="Solve it: {problem} Now {problem}")
+    shown = describe(recipe.plan("--sequences", "trees"))["lengths"]["solver"]
+    says(shown, "as trees 10 tokens of prompt once", "all of it once for 2 samples")
+    assert "trees" not in describe(recipe.plan())["lengths"]["solver"]
+
+
 @pytest.mark.parametrize("text", ["2 + 2 = ?", "e\u0301 \u00e9 \U0001f600", "a<eos>b\n\n  <user>"])
 def test_a_tiny_models_tokens_are_counted_without_it(text):
     transformers = pytest.importorskip("transformers")

@@ -9,6 +9,7 @@ counted.
 
 from __future__ import annotations
 
+import itertools
 import json
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,7 +66,9 @@ def check_lengths(plan: Plan) -> Lengths:
             if counter is None:
                 lines.append("not checked: no tokenizer here")
             else:
-                lines.append(_check_role(report, run, role, limit, counter, tasks, tools))
+                line = _check_role(report, run, role, limit, counter, tasks, tools)
+                trees = plan.options.sequences == "trees"
+                lines.append(line + _saved_by_trees(run, role, counter) * trees)
         report.lines[role] = "; ".join(dict.fromkeys(lines))
     report.problems = list(dict.fromkeys(report.problems))
     return report
@@ -165,6 +168,17 @@ def _check_role(
     return f"{line}, of {limit} (max_new_tokens {run.longest_answer(role)}; {counter.source})"
 
 
+def _saved_by_trees(run: Run, role: str, counter: Counter) -> str:
+    """Returns what a role's rows have in common, at least."""
+    one, other = ("".join(text for _, text in empty_messages(run, role, value=v)) for v in "01")
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    begins = counter.count_text("".join(letter for letter, _ in same))
+    samples = run.args.rollout.n_samples_per_prompt
+    alike = samples > 1 and not answers_shown(run, role)
+    once = f", all of it once for {samples} samples of a task" * alike
+    return f"; as trees {begins} tokens of prompt once in an optimiser step{once}"
+
+
 def _times_continued(run: Run, role: str) -> int:
     """Returns how many calls continued one conversation of a role in the rehearsal, at most."""
     calls = [
@@ -176,15 +190,15 @@ def _times_continued(run: Run, role: str) -> int:
     return max(calls, default=0)
 
 
-def empty_messages(run: Run, role: str, later: bool = False) -> Messages:
-    """Returns a role's opening messages with nothing in their fields; or `later`, the message of a
-    call that continues them."""
+def empty_messages(run: Run, role: str, later: bool = False, value: str = "") -> Messages:
+    """Returns a role's opening messages with nothing, or always the same, in their fields; or
+    `later`, the message of a call that continues them."""
     prompt, system = run.prompt(role), run.system(role)
     if later:
         prompt, system = run.followup(role) or prompt, None
     names = fields_of((prompt, system or ""))
     render = prompt_renderer(prompt, None) if later else run.opening(role)
-    return [(m["role"], m["content"]) for m in render(dict.fromkeys(names, ""))]
+    return [(m["role"], m["content"]) for m in render(dict.fromkeys(names, value))]
 
 
 def fields_of(prompts: Iterable[str]) -> set[str]:
