@@ -309,17 +309,6 @@ def test_a_line_without_its_line_feed_is_completed(tmp_path):
     assert [record.step for record in records(path, dict)] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("value", ['"high"', "NaN", "9" * 400])
-def test_metrics_that_are_no_numbers_are_named(tmp_path, value):
-    (tmp_path / "metrics.jsonl").write_text(
-        '{"step": 0}\n{"step": 1, "role/a/reward": ' + value + "}\n"
-    )
-    with pytest.raises(
-        ConfigurationError, match=r"metrics\.jsonl:2: .*expected a number as role/a/reward"
-    ):
-        RunReader(tmp_path).metrics()
-
-
 FULL = """
     import asyncio, os, resource, sys
     from pathlib import Path
