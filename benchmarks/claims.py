@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
 
-from benchmarks import demo, dsbench, learning
+from benchmarks import demo, dsbench, laptop, learning
 from benchmarks.demo import points
 from marl_plugins.core.recipe.shipped import recipes_root
 
@@ -193,6 +193,7 @@ def printed_by(command: str, out: Path | None = None) -> str:
         mock.patch.object(sys, "argv", argv),
         mock.patch.object(demo, "watched", missing),
         mock.patch.object(learning, "watched", missing),
+        mock.patch.object(laptop, "watched", missing),
         contextlib.redirect_stdout(text),
         contextlib.redirect_stderr(io.StringIO()),
         contextlib.suppress(NotRecorded),  # the lines before are printed
