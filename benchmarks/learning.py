@@ -21,6 +21,8 @@ on two cores.
                     old; only where it is named
     async_token     the same, its tokens weighed (`--algo.advantage.is_correction_level token`);
                     only where it is named
+    trees           trained with sequences as trees of prefixes (`--sequences trees`), which is the
+                    same in exact arithmetic; only where it is named
 
 Of the two assistants also, each in a copy of the recipe, and only where they are named:
 
@@ -123,8 +125,16 @@ SYSTEMS = {
 }
 BESIDE = ("eval/part/", "eval/rounds", "eval/role/")
 """Beginnings of what evaluations say of a graph beside its outcome."""
-ANY_SYSTEM = ("shared", "adapters", "async", "async_token")
-"""Arms of every system that run only where they are named."""
+ANY_SYSTEM = {
+    "shared": ("--mapping", "shared"),
+    "adapters": ADAPTERS,
+    "async": ASYNC,
+    "async_token": (*ASYNC, *CORRECTED),
+    "trees": ("--sequences", "trees"),
+}
+"""Arms of every system that run only where they are named, and their flags."""
+PAIRED = ("async", "async_token", "trees")
+"""Arms that are compared with `trained` seed by seed."""
 FROZEN = ("--actor.adam.lr", "0", "--max_steps", "2", "--eval.steps", "2")
 
 
@@ -186,12 +196,8 @@ def words_of(system: System, arm: str, out: Path) -> list[str]:
     the recipe's folder."""
     if arm in ("trained", "frozen"):
         return system.words
-    if arm == "shared":
-        return [*system.words, "--mapping", "shared"]
-    if flags := {"adapters": ADAPTERS, "async": ASYNC, "async_token": (*ASYNC, *CORRECTED)}.get(
-        arm
-    ):
-        return [*system.words, *flags]
+    if arm in ANY_SYSTEM:
+        return [*system.words, *ANY_SYSTEM[arm]]
     folder, _, file = system.recipe.partition("/")
     rare = arm.startswith("rare_")
     copy = out / f"{folder}-{'rare' if rare else 'same'}"
@@ -273,7 +279,7 @@ def main() -> None:
                 and (coach := arm.replace("outcome", "trained")) in options.arms
             ):
                 print(over(options.system, coach, arm, options.seeds, options.out), flush=True)
-            if arm.startswith("async") and "trained" in options.arms:
+            if arm in PAIRED and "trained" in options.arms:
                 print(over(options.system, arm, "trained", options.seeds, options.out), flush=True)
             continue
         whole = [put_back(options.system, "none", seed, options.out) for seed in options.seeds]
