@@ -50,6 +50,7 @@ from openrlhf.models import Actor, PolicyLoss
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 
 from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, grouped, sequences_of, tree_of
@@ -414,14 +415,13 @@ def recipes(names: Sequence[str]) -> None:
             continue
         try:
             plan, rows = first_step(file)
-        except (AttributeError, KeyError, IndexError, TypeError) as error:
+        except (AttributeError, KeyError, IndexError, TypeError, ConfigurationError) as error:
             print(f"{file}: not played ({error!r})")
             continue
         for policy, mine in rows.items():
             batching = BatchBuilder(plan.run.policy_args[policy], True, trees=True)
             limit, sequences = batching.limit("train"), sequences_of(mine)
             whole = tree_of(sorted(sequences, key=lambda s: s.ids))
-            copies = sum(step < 0 <= place + step for place, step in enumerate(whole.mask))
             groups = grouped(sequences, range(len(sequences)), limit.tree or 0)
             through = sum(size for _, size in groups)
             gradients, seconds = [], []
@@ -434,7 +434,7 @@ def recipes(names: Sequence[str]) -> None:
             off = difference(*gradients) / size
             print(
                 f"{file}, {policy}: {len(mine)} rows, {sum(len(s.ids) for s in sequences)} tokens "
-                f"-> {through}, {through / (len(whole.ids) - copies):.3f} of the distinct ones; "
+                f"-> {through}, {through / whole.size:.3f} of the distinct ones; "
                 f"{seconds[0]:.2f} -> {seconds[1]:.2f} s; gradients differ by {off:.1g}",
                 flush=True,
             )

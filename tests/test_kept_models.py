@@ -21,7 +21,7 @@ def test_a_folder_that_was_added_is_a_model_of_that_name(cache, capsys):
     assert place_of("small") == str(cache / "small") and place_of("other") == "other"
     plan = planned("vote/tiny.yaml", "--actor.model_name_or_path", "small")
     assert {p.model for p in plan.run.policies} == {str(cache / "small")}
-    assert all("with the tokenizer" in line for line in plan.lengths.values())
+    assert all("with the tokenizer" in each.line for each in plan.lengths.values())
     capsys.readouterr()
     assert main(["models", "list"]) == 0
     assert "small" in capsys.readouterr().out

@@ -365,6 +365,33 @@ def test_trees_have_in_common_what_stands_before_a_prompts_first_field(recipe):
     assert "trees" not in describe(recipe.plan())["lengths"]["solver"]
 
 
+@pytest.mark.parametrize(
+    ("words", "tokens"),
+    [
+        ((), 32 * (40 + 40 + 16)),
+        # one tree: the prompt once, each of 16 tasks once
+        (("--sequences", "trees", "--train.micro_batch_size", "32"), 40 + 16 * 40 + 32 * 16),
+        # a tree has 8 x 128 tokens, of 32 x 96: three trees, each begins with the prompt
+        (("--sequences", "trees", "--train.micro_batch_size", "8"), 3 * 40 + 16 * 40 + 32 * 16),
+    ],
+)
+def test_the_time_of_training_counts_prompts_as_often_as_they_are_computed(
+    recipe, monkeypatch, words, tokens
+):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    text = Tokenizer(models.WordLevel({"x": 0, "Solve": 1}, unk_token="x"))
+    text.pre_tokenizer = pre_tokenizers.Whitespace()
+    rows = "\n".join(json.dumps({"problem": "word " * 40, "answer": "1"}) for _ in range(64))
+    recipe.write(data_jsonl=rows, solver_md="Solve " * 40 + "{problem}").model(QWEN, text)
+    os.truncate(recipe.folder / "model" / "model.safetensors", int(2e12))  # 1,000 B parameters
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+    words = (*words, "--actor.num_gpus_per_node", "1", "--ds.attn_implementation", "sdpa")
+    shown = describe(recipe.plan(*words))["estimate"]["step"]
+    seconds = tokens * (6 + 2 + 2) * 1e12 / 330e12
+    assert shown.endswith(f", {seconds:.0f} s to train")
+
+
 @pytest.mark.parametrize("text", ["2 + 2 = ?", "e\u0301 \u00e9 \U0001f600", "a<eos>b\n\n  <user>"])
 def test_a_tiny_models_tokens_are_counted_without_it(text):
     transformers = pytest.importorskip("transformers")

@@ -27,7 +27,7 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import grouped, sequences_of, tree_of
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.engine.processes import trees as seeing
-from marl_plugins.engine.processes.trees import see_trees, walked
+from marl_plugins.engine.processes.trees import compact, see_trees
 from marl_plugins.engine.runtime.experience import (
     Experience,
     forwarded,
@@ -95,13 +95,15 @@ def test_every_token_follows_what_it_follows_in_its_sequence(**drawn):
 def test_what_a_token_sees_is_its_path(**drawn):
     _, sequences = forest(**drawn)
     tree = tree_of(sequences)
-    mask = torch.tensor([[*tree.mask, 0, 0]])
-    (ends,), (positions,) = (each.tolist() for each in walked(mask))
+    given = torch.tensor([[*tree.ids, 1, 1]]), torch.tensor([[*tree.mask, 0, 0]])
+    (copies,), (ids,), (ends,), (positions,) = (each.tolist() for each in compact(*given))
     for place in range(len(tree.ids)):
-        seen = [n for n in range(place + 1) if place < ends[n]]
-        assert [tree.ids[n] for n in seen] == path(tree, place)
-        assert positions[place] == len(seen) - 1
-    assert ends[-2:] == [len(ends) - 1, len(ends)]
+        mine = copies[place]
+        seen = [n for n in range(mine + 1) if mine < ends[n]]
+        assert [ids[n] for n in seen] == path(tree, place)
+        assert positions[mine] == len(seen) - 1
+    prefixes = {tuple(s.ids[: n + 1]) for s in sequences for n in range(len(s.ids))}
+    assert len(ids) == tree.size == len(prefixes)
 
 
 @pytest.mark.parametrize("letters", [2, 50])
@@ -118,7 +120,7 @@ def test_a_prefix_stands_once(letters):
         tokens += len(ids)
     ((group, size),) = grouped(sequences_of(rows), range(8), 10**6)
     assert sorted(group) == list(range(8))
-    assert size == 50 + 2 * 20 + tokens + 6  # each answer but a task's first begins with a copy
+    assert size == 50 + 2 * 20 + tokens
 
 
 @settings(max_examples=60, deadline=None)
@@ -129,7 +131,7 @@ def test_groups_hold_each_sequence_once_and_no_more_than_they_may(most, **drawn)
     assert sorted(n for group, _ in groups for n in group) == list(range(len(sequences)))
     for group, size in groups:
         tree = tree_of([sequences[n] for n in group])
-        assert size == len(tree.ids) and (len(group) == 1 or size <= most)
+        assert size == tree.size and (len(group) == 1 or len(tree.ids) <= most)
         single = sum(len(s.ids) for s in tree.sequences)
         assert len(group) == 1 or size <= 0.95 * single
 

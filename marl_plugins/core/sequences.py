@@ -15,6 +15,7 @@ per sequence, or, with `--sequences trees`, once (`TokenTree`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -93,8 +94,7 @@ def _sequence(chain: Sequence[Row]) -> TokenSequence:
 
 @dataclass
 class TokenTree:
-    """Sequences as one: what they begin with alike stands in it once, and goes through the model
-    once.
+    """Sequences as one: what they begin with alike stands in it once.
 
         sequences:   a b c x    a b c y z    a b d w      (w, x, y, z are trained)
         ids:         a b c x  c y z  d w
@@ -103,7 +103,7 @@ class TokenTree:
     A branch that begins with a trained token begins with a copy of the last token that it shares.
     So every trained token stands right behind the one that predicts it, and a loss that shifts by
     one stays as it is. Where two sequences both train a token, there are two: each has an advantage
-    of its own for it.
+    of its own for it. A model computes copies and the like once (`distinct`).
 
     Args:
         ids: T token ids, in the order of a walk through the tree.
@@ -111,12 +111,14 @@ class TokenTree:
             which it follows, negative; before the beginning, where it follows none.
         sequences: In the order of their ids.
         places: Of each sequence, the places of its tokens.
+        size: The number of its distinct tokens.
     """
 
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     sequences: list[TokenSequence] = field(default_factory=list)
     places: list[list[int]] = field(default_factory=list)
+    size: int = 0
     _trained: set[int] = field(default_factory=set)
     _last: list[int] = field(default_factory=list)
     """The places of the last sequence, with the copies that stand for its tokens."""
@@ -133,6 +135,10 @@ class TokenTree:
 
     def add(self, sequence: TokenSequence, shared: int) -> None:
         """Adds the next sequence, which has so many tokens in common with the one before it."""
+        before = self.sequences[-1].ids if self.sequences else []
+        pairs = zip(before, sequence.ids, strict=False)
+        alike = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self.size += len(sequence.ids) - alike
         path, shown = self.places[-1][:shared] if shared else [], self._last[:shared]
         if path and shared in sequence.trained and shown[-1] < len(self.ids) - 1:
             copied = self.ids[shown.pop()]
@@ -151,6 +157,27 @@ class TokenTree:
         return range(start, len(self.ids))
 
 
+def distinct(ids: Sequence[int], mask: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Returns a tree without what it has twice: tokens with the same ids before them have the same
+    state.
+
+    Returns:
+        Of each of T tokens its place among the distinct ones; and the place that each of these
+        follows, -1 for none.
+    """
+    places: list[int] = []
+    follows: list[int] = []
+    known: dict[tuple[int, int], int] = {}
+    for place, (token, step) in enumerate(zip(ids, mask, strict=True)):
+        before = place + (step if step < 0 else -1)
+        parent = places[before] if before >= 0 else -1
+        number = known.setdefault((parent, token), len(follows))
+        if number == len(follows):
+            follows.append(parent)
+        places.append(number)
+    return places, follows
+
+
 def tree_of(sequences: Iterable[TokenSequence]) -> TokenTree:
     """Returns sequences that are in the order of their ids as one tree."""
     tree = TokenTree()
@@ -163,7 +190,8 @@ def grouped(
     sequences: Sequence[TokenSequence], numbers: Iterable[int], most: int
 ) -> list[tuple[list[int], int]]:
     """Groups sequences that begin alike into trees: their numbers in the order of their ids, and
-    the tree's tokens. Where a tree would save less than a twentieth, they stay by themselves.
+    the tree's distinct tokens. Where a tree would save less than a twentieth, they stay by
+    themselves.
 
     Args:
         numbers: Indices of the sequences.
@@ -182,8 +210,8 @@ def grouped(
         groups[-1].append(number)
     made: list[tuple[list[int], int]] = []
     for group, tree in zip(groups, trees, strict=True):
-        if len(tree.ids) <= 0.95 * sum(len(sequences[n].ids) for n in group):
-            made.append((group, len(tree.ids)))
+        if tree.size <= 0.95 * sum(len(sequences[n].ids) for n in group):
+            made.append((group, tree.size))
         else:
             made += [([n], len(sequences[n].ids)) for n in group]
     return made

@@ -190,7 +190,7 @@ def build_plan(words: Sequence[str]) -> Plan:
         problems += check_templates(run)
         lengths = problems.attempt(lambda: check_lengths(plan)) or Lengths()
         problems += lengths.problems
-        plan = replace(plan, lengths=lengths.lines)
+        plan = replace(plan, lengths=lengths.roles)
     configure_plugins(plan, problems)
     problems += check_partial(run)
     typed = {flag.name for flag in request.flags}

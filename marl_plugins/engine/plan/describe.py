@@ -79,7 +79,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "steps": _steps(plan),
         **({"async": _lag(plan)} if queue_size(run.args) else {}),
         "step": _step(plan),
-        "lengths": dict(plan.lengths),
+        "lengths": {role: lengths.line for role, lengths in plan.lengths.items()},
         "estimator": _estimator(plan),
         "scores": _scorers(plan),
         "rewards": _reward_range(plan),

@@ -6,15 +6,17 @@ gradients 2P (/ n from ZeRO 2 on), Adam 12P (/ n from ZeRO 1 on; in the host's m
 `--ds.adam_offload`), a reference 2P, a critic 16P. Engines have 2P / tensor-parallel size, and as
 KV cache what `--vllm.gpu_memory_utilization` leaves.
 
-Time, with every answer as long as it may be and the turns of a conversation as one sequence: a
-token of training takes 6P operations, 2P more for each forward pass (old log-probs, reference,
-gradient checkpointing); a token of generation reads 2P bytes and takes 2P operations for each
-trajectory that an engine has (Kaplan et al. 2020, section 2.1). Roles follow each other in
-generation, policies train at the same time, and the members of a population share a role's
-trajectories.
+Time, with every answer and task as long as it may be and the turns of a conversation as one
+sequence; as trees, a prompt is computed once for the samples of a task, and what all tasks begin
+with once in a tree, of which each device has one or more: a token of training takes 6P operations,
+2P more for each forward pass (old log-probs, reference, gradient checkpointing); a token of
+generation reads 2P bytes and takes 2P operations for each trajectory that an engine has (Kaplan et
+al. 2020, section 2.1). Roles follow each other in generation, policies train at the same time, and
+the members of a population share a role's trajectories.
 
 Not counted: activations and logits, attention's part that grows with the square of the length, KV
-cache that is read, prompts and tasks, tools, coach, starting and weight sync.
+cache that is read, prompts in generation, and in training where their tokenizer is not on this
+machine, tools, coach, starting and weight sync.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ STORE_BYTES_PER_SECOND = 2.3e9
 ASSUMES = (
     "H100 at a third of its peak and half of its bandwidth; every answer as long as it may be; "
     "bfloat16 and Adam; without "
-    "activations, logits, KV cache, prompts, tools and coach"
+    "activations, logits, KV cache, tools and coach"
 )
 SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s?([bm])(?![a-z])", re.IGNORECASE)
 
@@ -60,9 +62,10 @@ def estimate(plan: Plan) -> dict[str, Any]:
         min(run.args.rollout.batch_size, plan.counted.get("train", 10**9))
         * run.args.rollout.n_samples_per_prompt
     )
-    generate, train = generating(run, known, trajectories), training(run, known, trajectories)
+    generate, train = generating(run, known, trajectories), training(plan, known, trajectories)
+    unseen = [role for role, lengths in plan.lengths.items() if not lengths.shown]
     estimates: dict[str, Any] = {
-        "assumes": ASSUMES,
+        "assumes": ASSUMES + f"; without prompts of {', '.join(unseen)}" * bool(unseen),
         "parameters": {name: f"{size / 1e9:.3g} B" for name, size in known.items()},
         "memory": {
             p.name: memory(run.policy_args[p.name], known[p.name], p.trainable)
@@ -223,30 +226,47 @@ def _token(run: Run, policy: str, size: float, trajectories: float) -> float:
     )
 
 
-def training(run: Run, sizes: Mapping[str, float], trajectories: int) -> float:
+def training(plan: Plan, sizes: Mapping[str, float], trajectories: int) -> float:
     """Returns the seconds in which the policy with the most to train is done; adapters of one model
     take turns."""
+    run = plan.run
     seconds: dict[str, float] = {}
     for name in (p.name for p in run.policies if p.trainable and p.name in sizes):
         owner = name if run.processes is None else run.processes.engines_of(run, name)
-        seconds[owner] = seconds.get(owner, 0.0) + _training(run, name, sizes[name], trajectories)
+        seconds[owner] = seconds.get(owner, 0.0) + _training(plan, name, sizes[name], trajectories)
     return max(seconds.values(), default=0.0)
 
 
-def _training(run: Run, policy: str, size: float, trajectories: int) -> float:
-    args = run.policy_args[policy]
+def _training(plan: Plan, policy: str, size: float, trajectories: int) -> float:
+    args = plan.run.policy_args[policy]
     forward = (
         1
         + (args.algo.kl.init_coef > 0)
         + bool(args.actor.gradient_checkpointing_enable) * args.train.max_epochs
     )
-    lengths = [
-        min(
-            args.data.max_len,
-            answers_shown(run, role) + run.role(role).max_turns * run.longest_answer(role),
-        )
-        / len(run.recipe.policies_of(role))
-        for role in run.recipe.roles_of(policy)
-    ]
-    operations = (6 * args.train.max_epochs + 2 * forward) * size * trajectories * sum(lengths)
+    tokens = sum(
+        _tokens(plan, policy, role, trajectories) for role in plan.run.recipe.roles_of(policy)
+    )
+    operations = (6 * args.train.max_epochs + 2 * forward) * size * tokens
     return float(operations / (OPERATIONS_PER_SECOND * training_gpus(args)))
+
+
+def _tokens(plan: Plan, policy: str, role: str, trajectories: int) -> float:
+    """Returns the tokens of a role's rows that go through a policy's model in a step."""
+    run, args = plan.run, plan.run.policy_args[policy]
+    lengths, answers = plan.lengths[role], answers_shown(run, role)
+    rows = trajectories / len(run.recipe.policies_of(role))
+    longest = lengths.shown + answers + run.role(role).max_turns * run.longest_answer(role)
+    tokens: float = rows * min(args.data.max_len, longest)
+    if plan.options.sequences != "trees":
+        return tokens
+    steps = trajectories / args.train.batch_size
+    of_tree = (
+        args.train.max_tokens_per_gpu
+        if args.train.dynamic_batch_enable
+        else args.train.micro_batch_size * args.data.max_len
+    )
+    trees = min(rows, steps * max(training_gpus(args), math.ceil(tokens / steps / of_tree)))
+    apart = rows if answers else rows / args.rollout.n_samples_per_prompt
+    of_task = lengths.shown - lengths.alike
+    return float(tokens - (rows - trees) * lengths.alike - (rows - apart) * of_task)

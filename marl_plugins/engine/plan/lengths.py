@@ -13,7 +13,7 @@ import itertools
 import json
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from marl_plugins.core.calls import functions_of
@@ -24,7 +24,7 @@ from marl_plugins.core.run import Run
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.engine.plan.models import read_object
-from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.plan import Plan, RoleLengths
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.resolve_plugins import tools_of
 from marl_plugins.engine.plan.script import ONES
@@ -45,11 +45,11 @@ class Counter:
 
 @dataclass
 class Lengths:
-    """The lengths of prompts and tasks, and what they show: what cannot work or may not, and a line
-    for each role."""
+    """The lengths of prompts and tasks, and what they show: what cannot work or may not, and what
+    each role is shown."""
 
     problems: list[Problem] = field(default_factory=list)
-    lines: dict[str, str] = field(default_factory=dict)
+    roles: dict[str, RoleLengths] = field(default_factory=dict)
 
 
 def check_lengths(plan: Plan) -> Lengths:
@@ -60,16 +60,20 @@ def check_lengths(plan: Plan) -> Lengths:
     tools = tools_of(plan.plugins, run)
     counters = {model: counter_of(model) for model in dict.fromkeys(models.values())}
     for role in run.recipe.mapped_roles:
-        lines = []
+        found = []
         for limit, model in _looked_at(run, role, models):
             counter = counters[model]
             if counter is None:
-                lines.append("not checked: no tokenizer here")
-            else:
-                line = _check_role(report, run, role, limit, counter, tasks, tools)
-                trees = plan.options.sequences == "trees"
-                lines.append(line + _saved_by_trees(run, role, counter) * trees)
-        report.lines[role] = "; ".join(dict.fromkeys(lines))
+                found.append(RoleLengths("not checked: no tokenizer here"))
+                continue
+            line, shown = _check_role(report, run, role, limit, counter, tasks, tools)
+            lengths = RoleLengths(line, shown, _alike(run, role, counter))
+            if plan.options.sequences == "trees":
+                lengths = replace(lengths, line=line + _saved_by_trees(run, role, lengths.alike))
+            found.append(lengths)
+        lines = dict.fromkeys(lengths.line for lengths in found)
+        longest = max(found, key=lambda lengths: lengths.shown)
+        report.roles[role] = replace(longest, line="; ".join(lines))
     report.problems = list(dict.fromkeys(report.problems))
     return report
 
@@ -100,9 +104,9 @@ def _check_role(
     counter: Counter,
     tasks: Sequence[Task],
     tools: Mapping[str, Tool],
-) -> str:
+) -> tuple[str, int]:
     """Checks a role as one of its policies plays it, and returns the line that says what was
-    counted.
+    counted, and its tokens without answers.
 
     Args:
         limit: Tokens of the policy's longest sequence.
@@ -165,18 +169,22 @@ def _check_role(
         report.problems.append(
             Problem("lengths.answers", at(role=role), got, fix=fix, flags=flags).as_warning()
         )
-    return f"{line}, of {limit} (max_new_tokens {run.longest_answer(role)}; {counter.source})"
+    line += f", of {limit} (max_new_tokens {run.longest_answer(role)}; {counter.source})"
+    return line, fixed + longest
 
 
-def _saved_by_trees(run: Run, role: str, counter: Counter) -> str:
-    """Returns what a role's rows have in common, at least."""
+def _alike(run: Run, role: str, counter: Counter) -> int:
+    """Returns the tokens with which a role's rows begin alike, at least."""
     one, other = ("".join(text for _, text in empty_messages(run, role, value=v)) for v in "01")
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    begins = counter.count_text("".join(letter for letter, _ in same))
+    return counter.count_text("".join(letter for letter, _ in same))
+
+
+def _saved_by_trees(run: Run, role: str, alike: int) -> str:
     samples = run.args.rollout.n_samples_per_prompt
-    alike = samples > 1 and not answers_shown(run, role)
-    once = f", all of it once for {samples} samples of a task" * alike
-    return f"; as trees {begins} tokens of prompt once in an optimiser step{once}"
+    of_task = samples > 1 and not answers_shown(run, role)
+    once = f", all of it once for {samples} samples of a task" * of_task
+    return f"; as trees {alike} tokens of prompt once in an optimiser step{once}"
 
 
 def _times_continued(run: Run, role: str) -> int:

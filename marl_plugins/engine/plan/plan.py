@@ -15,6 +15,22 @@ from marl_plugins.engine.manager import Plugins
 
 
 @dataclass(frozen=True)
+class RoleLengths:
+    """What a role is shown.
+
+    Args:
+        line: What was counted, in words.
+        shown: Tokens of its prompt, its tools and the longest task; 0 where its tokenizer is not on
+            this machine.
+        alike: The tokens with which all its rows begin.
+    """
+
+    line: str
+    shown: int = 0
+    alike: int = 0
+
+
+@dataclass(frozen=True)
 class Plan:
     """The checked plan that commands and the runtime work with; plugins are handed the run alone.
 
@@ -22,13 +38,13 @@ class Plan:
         run: The checked run.
         plugins: Its plugins.
         options: This project's own flags (`--dry-run`, `--json`, ...).
-        lengths: What each role is shown at least, in tokens, of how many.
+        lengths: What each role is shown at least.
     """
 
     run: Run
     plugins: Plugins
     options: argparse.Namespace
-    lengths: Mapping[str, str] = field(default_factory=dict)
+    lengths: Mapping[str, RoleLengths] = field(default_factory=dict)
     _tasks: dict[str, list[Task]] = field(default_factory=dict, repr=False)
 
     def tasks(self, split: str) -> list[Task]:

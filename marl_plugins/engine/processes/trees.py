@@ -1,12 +1,16 @@
 """How a model sees trees of sequences (core/sequences.py).
 
     mask         1  1  1  1 -3  1  1 -6  1  0      of the tree in `TokenTree`, and padding
-    ends         9  9  4  4  7  7  7  9  9  10     the place behind all that follows a token
-    positions    0  1  2  3  2  3  4  2  3
+    distinct     0  1  2  3  2  4  5  1  6         a copy is what it copies, in the model's layers
+    follows     -1  0  1  2  2  4  1
+    ends         7  7  6  4  6  6  7               the place behind all that follows a token
+    positions    0  1  2  3  3  4  2
 
 A token is seen by itself and by all that stand behind it and before its end. Upstream counts
-positions from the mask and hands both on; a hook of the model puts the tree's in their place. A
-batch of sequences by themselves has no negative number in its mask and is left as it is.
+positions from the mask and hands both on; a hook of the model puts the distinct tokens of a tree,
+their positions and view in their place, and another gives the states back as the tree has its
+tokens, to the head. A batch of sequences by themselves has no negative number in its mask and is
+left as it is.
 
 What a stretch of a tree sees is that stretch and the path to its first token, few tokens of a large
 tree. `sdpa` is therefore asked stretch by stretch, each with the keys that it sees:
@@ -24,6 +28,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from marl_plugins.core.sequences import distinct
+
 STRETCH = 128
 """Tokens of a tree whose keys are looked up together."""
 Stretches = tuple[Tensor, list[Tensor]]
@@ -35,6 +41,7 @@ def see_trees(model: nn.Module) -> None:
     """Has a model, in whatever it is wrapped, see trees where its attention mask says so."""
     core = next(m for m in model.modules() if getattr(m, "base_model", None) is m)
     core.register_forward_pre_hook(_with_view, with_kwargs=True)
+    core.register_forward_hook(_with_copies, with_kwargs=True)
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
     if not isinstance(sdpa, partial):
         ALL_ATTENTION_FUNCTIONS.register("sdpa", partial(_attention, sdpa))
@@ -44,27 +51,56 @@ def _with_view(module: Any, args: Any, named: dict[str, Any]) -> Any:
     mask = named.get("attention_mask")
     if mask is None or mask.dim() != 2 or not (mask < 0).any():
         return None
-    ends, positions = walked(mask.cpu())
-    named = {**named, "position_ids": positions.to(mask.device)}
     if not module._supports_attention_backend:  # it sees one sequence: its numbers will differ
         return args, {**named, "attention_mask": (mask != 0).to(mask.dtype)}
+    given = args[0] if args else named["input_ids"]
+    found = compact(given.cpu(), mask.cpu())
+    copies, ids, ends, positions = (each.to(mask.device) for each in found)
     attention = module.config._attn_implementation
+    named = {**named, "input_ids": ids, "position_ids": positions, "copies": copies}
     if attention == "sdpa":
-        named["trees"] = [stretches(each, mask.device) for each in ends]
-    return args, {**named, "attention_mask": view_of(ends.to(mask.device), attention)}
+        named["trees"] = [stretches(each, mask.device) for each in ends.cpu()]
+    return (), {**named, "attention_mask": view_of(ends, attention)}
 
 
-def walked(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns ends and positions of the tokens of trees, (trees, T) both."""
-    places = torch.arange(mask.shape[1])
-    real = (mask != 0).sum(-1, keepdim=True)
-    ends = torch.where(mask != 0, real, places + 1)
-    positions = places.repeat(len(mask), 1)
-    for tree, place in (mask < 0).nonzero().tolist():
-        follows = place + int(mask[tree, place])
-        ends[tree, follows + 1 : place].clamp_(max=place)
-        position = int(positions[tree, follows]) + 1 if follows >= 0 else 0
-        positions[tree, place:] -= positions[tree, place] - position
+def _with_copies(module: Any, args: Any, named: dict[str, Any], output: Any) -> Any:
+    if (copies := named.get("copies")) is None:
+        return None
+    states = output.last_hidden_state
+    output.last_hidden_state = states[torch.arange(len(states))[:, None], copies]
+    return output
+
+
+def compact(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns the places of the tokens of trees among their distinct ones, (trees, T), and ids,
+    ends and positions of these, (trees, distinct) each."""
+    real = (mask != 0).sum(-1).tolist()
+    trees = [
+        distinct(mine[:count].tolist(), steps[:count].tolist())
+        for mine, steps, count in zip(ids, mask, real, strict=True)
+    ]
+    most = max(len(follows) for _, follows in trees)
+    copies = torch.zeros_like(ids)
+    distinct_ids, positions = torch.zeros(2, len(ids), most, dtype=ids.dtype)
+    ends = torch.arange(1, most + 1).repeat(len(ids), 1)
+    for tree, (places, follows) in enumerate(trees):
+        copies[tree, : len(places)] = torch.tensor(places)
+        distinct_ids[tree, places] = ids[tree, : len(places)]
+        last, depths = walked(follows)
+        ends[tree, : len(follows)] = torch.tensor(last)
+        positions[tree, : len(follows)] = torch.tensor(depths)
+    return copies, distinct_ids, ends, positions
+
+
+def walked(follows: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Returns ends and positions of a tree's distinct tokens, of which each follows one before it,
+    or none (-1)."""
+    ends, positions = list(range(1, len(follows) + 1)), list[int]()
+    for before in follows:
+        positions.append(positions[before] + 1 if before >= 0 else 0)
+    for place in range(len(follows) - 1, -1, -1):
+        if (before := follows[place]) >= 0:
+            ends[before] = max(ends[before], ends[place])
     return ends, positions
 
 
