@@ -13,7 +13,7 @@ import pytest
 from engines.relay import Started
 from simulated import without_logprobs
 
-WORDS = ["--train.async_enable", "--plugin", "marl_plugins.old_logprobs"]
+WORDS = ["--train.async_enable", "--plugin", "marl_plugins.old_logprobs", "--sequences", "trees"]
 
 
 @pytest.fixture(scope="module")
