@@ -114,10 +114,18 @@ def add_parser(commands: Any) -> None:
         help=f"model of all roles ({MODEL}); `tiny` for a laptop's CPU alone",
     )
     parser.add_argument(
-        "--input-key", metavar="NAME", help="field of the prompt; default: the usual names"
+        "--data.input_key",
+        "--input-key",
+        dest="input_key",
+        metavar="NAME",
+        help="field of the prompt; default: the usual names",
     )
     parser.add_argument(
-        "--label-key", metavar="NAME", help="field of the label; default: the usual names"
+        "--data.label_key",
+        "--label-key",
+        dest="label_key",
+        metavar="NAME",
+        help="field of the label; default: the usual names",
     )
     add = parser.add_argument_group("an existing program in place of a workflow").add_argument
     add(
@@ -294,7 +302,7 @@ def _labelled(path: Path, request: NewRecipe) -> list[Item]:
     if any(task.label is None for task in tasks):
         got = "has tasks without a label"
         fix = (
-            f"name the field of the label: --label-key; the usual ones are {', '.join(LABEL_KEYS)}"
+            f"name the field of the label: --data.label_key; the usual ones are {', '.join(LABEL_KEYS)}"
         )
         raise ConfigurationError(Problem("new.no_labels", at(file=path), got, fix=fix))
     return [

@@ -4,8 +4,49 @@ resumed as if nothing had been."""
 import re
 import threading
 
+import pytest
 from cluster.machines import ENVIRONMENT, PYTHON, ROOT, start_ray
 from cluster.test_nodes import alone, trained
+
+PHASES = """
+import os, time
+from marl_plugins import hookimpl
+
+NOW = {"step": 1, "said": False}
+
+def begins(phase):
+    if phase == os.environ.get("PHASE") and NOW["step"] == 3 and not NOW["said"]:
+        NOW["said"] = True
+        print("begins:", phase, flush=True)
+
+@hookimpl
+def marl_log(step):
+    NOW["step"] = step + 1
+
+@hookimpl(wrapper=True)
+def marl_generate():
+    begins("rollout")
+    return (yield)
+
+@hookimpl(wrapper=True)
+def marl_select():
+    inner = yield
+    async def work():
+        kept = await inner
+        begins("forward passes")
+        return kept
+    return work()
+
+@hookimpl(wrapper=True)
+def marl_update():
+    begins("update")
+    return (yield)
+
+@hookimpl(wrapper=True)
+def marl_sync():
+    begins("sync")
+    return (yield)
+"""
 
 
 def words(folder, *more):
@@ -33,8 +74,23 @@ def followed(machine, shared, until, then, *command):
     return process.wait(), "".join(lines)
 
 
-def test_an_engine_is_replaced_on_another_node(net, shared):
-    machines = [net.boot(k) for k in (1, 2, 3)]
+@pytest.fixture
+def boot(net):
+    """Starts a machine that ends with the test."""
+    machines = []
+
+    def booted(number):
+        machines.append(net.boot(number))
+        return machines[-1]
+
+    yield booted
+    for machine in machines:
+        if machine.outer.poll() is None:
+            machine.pull_the_plug()
+
+
+def test_an_engine_is_replaced_on_another_node(boot, shared):
+    machines = [boot(k) for k in (1, 2, 3)]
     m1 = machines[0]
     for machine, devices in zip(machines, (2, 1, 1), strict=True):
         start_ray(machine, devices, None if machine is m1 else m1)
@@ -46,31 +102,45 @@ def test_an_engine_is_replaced_on_another_node(net, shared):
     more = ["--mapping", "shared", "--vllm.num_engines", "2", "--max_steps", "6"]
     step = r"^ *2/6 "
     code, printed = followed(m1, shared, step, lose_an_engine, *words(shared / "engine", *more))
-    for machine in machines:
-        if machine.outer.poll() is None:
-            machine.pull_the_plug()
     assert code == 0, printed
     assert "an engine of policy 'shared' died and was replaced" in printed, printed
 
 
-def test_a_run_that_lost_a_node_is_resumed_as_if_nothing_had_been(net, shared):
-    """A policy on each of two machines: the second is gone after two steps, and comes back."""
-    m1, m2 = net.boot(1), net.boot(2)
+@pytest.fixture(scope="module")
+def whole(shared):
+    """The weights and actions of four steps of a policy on each of two devices."""
+    (shared / "phases.py").write_text(PHASES)
+    alone(words(shared / "whole", "--max_steps", "4", "--plugin", str(shared / "phases.py")))
+    return trained(shared / "whole")
+
+
+BEGINS = {"saving": r"^ *3/4 "}  # the line of a step, which is saved behind it
+BEGINS |= {phase: f"begins: {phase}" for phase in ("rollout", "forward passes", "update", "sync")}
+
+
+@pytest.mark.parametrize("phase", BEGINS)
+def test_a_run_that_lost_a_node_is_resumed_as_if_nothing_had_been(phase, boot, shared, whole):
+    """A policy on each of two machines: the second is gone in the third step, and comes back."""
+    m1, m2 = boot(1), boot(2)
     start_ray(m1, 2)
     start_ray(m2, 2, m1)
-    command = [*words(shared / "lost", "--max_steps", "4"), "--ckpt.load_enable"]
-    code, printed = followed(m1, shared, r"^ *2/4 ", lambda _: m2.pull_the_plug(), *command)
-    assert code == 1, printed
+    folder = shared / phase.replace(" ", "-")
+    command = [*words(folder, "--max_steps", "4"), "--ckpt.load_enable"]
+    command += ["--plugin", str(shared / "phases.py")]
+    lost = [*("env", f"PHASE={phase}"), *command]
+    code, printed = followed(m1, shared, BEGINS[phase], lambda _: m2.pull_the_plug(), *lost)
+    assert re.search(BEGINS[phase], printed, re.MULTILINE) and code == 1, printed
     assert {"voter", "decider"} == set(
         re.findall(r"node m\d: (\w+) engines 1, \1 ranks 1", printed)
     )
     assert re.search(r"policy '\w+' \(process \d+ on m2\) died", printed), printed
-    assert re.search(r"step [12] is saved in \S+; resume with: ", printed), printed
+    assert re.search(r"step [23] is saved in \S+; resume with: ", printed), printed
 
-    start_ray(net.boot(2), 2, m1)
-    code, fewer = followed(m1, shared, "$^", None, *command, "--policy.voter.actor.num_nodes", "2")
-    assert code == 2 and "actor.num_nodes" in fewer, fewer
+    start_ray(boot(2), 2, m1)
+    if phase == "rollout":
+        more = ["--policy.voter.actor.num_nodes", "2"]
+        code, refused = followed(m1, shared, "$^", None, *command, *more)
+        assert code == 2 and "actor.num_nodes" in refused, refused
     code, printed = followed(m1, shared, "$^", None, *command)
     assert code == 0 and "resuming after step" in printed, printed
-    alone(words(shared / "whole", "--max_steps", "4"))
-    assert trained(shared / "lost") == trained(shared / "whole")
+    assert trained(folder) == whole

@@ -11,17 +11,22 @@ import time
 import pytest
 from cluster.machines import ENVIRONMENT, PYTHON, ROOT, in_network, start_ray
 
-RANKS = ["--mapping", "shared", "--actor.num_nodes", "3", "--ckpt.save_steps", "1"]
+RANKS = ("--mapping", "shared", "--actor.num_nodes", "3")
 """One policy on four devices, of which each of two machines has two."""
+ON_TWO = {
+    "ranks of one policy": ("vote/tiny.yaml", *RANKS),
+    "ranks of one policy, ZeRO 2": ("vote/tiny.yaml", *RANKS, "--ds.zero_stage", "2"),
+    "adapters": ("mathchat/tiny_adapters.yaml",),
+}
+SMALL = ("--rollout.batch_size", "8", "--train.batch_size", "16")
 
 
-def words(folder, *more):
+def words(folder, recipe="vote/tiny.yaml", *more):
     """The command of a run whose files lie in a folder."""
-    recipe = ROOT / "recipes" / "vote" / "tiny.yaml"
     return [
-        *(PYTHON, "-m", "marl_plugins", "train", "--recipe", str(recipe), "--max_steps", "2"),
-        *("--eval.steps", "-1", "--ckpt.output_dir", f"{folder}/out"),
-        *("--ckpt.path", f"{folder}/checkpoints", *RANKS, *more),
+        *(PYTHON, "-m", "marl_plugins", "train", "--recipe", str(ROOT / "recipes" / recipe)),
+        *("--max_steps", "2", "--eval.steps", "-1", "--ckpt.output_dir", f"{folder}/out"),
+        *("--ckpt.path", f"{folder}/checkpoints", "--ckpt.save_steps", "1", *more),
     ]
 
 
@@ -57,18 +62,36 @@ def alone(command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_two_machines_train_what_one_does(two, shared):
-    code, printed = on_ray(two[0], shared, *words(shared / "two"))
+def train_on(machines, shared, *given):
+    """Trains on machines and on the outer one, and returns what is placed on each of them."""
+    code, printed = on_ray(machines[0], shared, *words(shared / "several", *given))
     assert code == 0, printed
-    placed = dict(re.findall(r"node (m\d): (.*)", printed))
-    assert set(placed) == {"m1", "m2"}, printed
-    ranks = [int(n) for n in re.findall(r"ranks (\d)", " ".join(placed.values()))]
-    assert sorted(ranks) == [1, 2]
-
-    alone(words(shared / "one"))
+    alone(words(shared / "one", *given))
     weights, actions = trained(shared / "one")
     assert weights and actions
-    assert trained(shared / "two") == (weights, actions)
+    assert trained(shared / "several") == (weights, actions)
+    placed = dict(re.findall(r"node (m\d): (.*)", printed))
+    assert set(placed) == {machine.name for machine in machines}, printed
+    for name in ("several", "one"):
+        shutil.rmtree(shared / name)
+    return placed
+
+
+@pytest.mark.parametrize("what", ON_TWO)
+def test_two_machines_train_what_one_does(what, two, shared):
+    placed = train_on(two, shared, *ON_TWO[what])
+    if "ranks" in what:
+        ranks = [int(n) for n in re.findall(r"ranks (\d)", " ".join(placed.values()))]
+        assert sorted(ranks) == [1, 2]
+
+
+def test_three_machines_train_what_one_does(net, two, shared):
+    """Three policies, each on a machine."""
+    m3 = net.boot(3)
+    start_ray(m3, 2, two[0])
+    placed = train_on([*two, m3], shared, "mathchat/tiny.yaml", *SMALL)
+    m3.pull_the_plug()
+    assert all(re.search(r"(\w+) engines 1, \1 ranks 1", text) for text in placed.values()), placed
 
 
 def test_a_folder_that_a_node_does_not_see_is_said_before_the_warm_start(two, shared):

@@ -141,7 +141,7 @@ def _read_one(path: Path, origins: Origins, expected: str) -> dict[str, Any]:
         got = f"is not UTF-8 text (byte {error.start})"
     except OSError as error:
         got = f"cannot be read: {error.strerror}"
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an anchor within itself
         got = f"not YAML that can be read: {' '.join(str(error).split())}"
     raise ConfigurationError(Problem("recipe.unreadable", at(file=path), got))
 
