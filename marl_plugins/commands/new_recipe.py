@@ -301,9 +301,7 @@ def _labelled(path: Path, request: NewRecipe) -> list[Item]:
     tasks = read_tasks(path, request.input_key, request.label_key)
     if any(task.label is None for task in tasks):
         got = "has tasks without a label"
-        fix = (
-            f"name the field of the label: --data.label_key; the usual ones are {', '.join(LABEL_KEYS)}"
-        )
+        fix = f"name its field: --data.label_key; the usual ones are {', '.join(LABEL_KEYS)}"
         raise ConfigurationError(Problem("new.no_labels", at(file=path), got, fix=fix))
     return [
         {**task.metadata, "id": task.id, "prompt": task.prompt, "answer": task.label}

@@ -188,17 +188,18 @@ def named_files(path: Path) -> set[str]:
     return set()
 
 
-def way_out(folder: Path, step: int | None = None) -> str:
+def way_out(folder: Path, step: int | None = None, critics: bool = False) -> str:
     """Returns how to continue where a step, or the manifest itself, cannot be used.
 
     Args:
         step: The fix is an earlier one; None for the last one with a manifest of its own.
+        critics: Whether the run needs those, too.
     """
     for older in reversed(saved_steps(folder)):
         path = manifest_of(folder, older)
         if step is None or older < step:
             with contextlib.suppress(OSError, ValueError):
-                if not _missing(folder, _manifest(read_bytes(path))):
+                if not _missing(folder, _manifest(read_bytes(path)), critics):
                     before = "the last saved step" if step is None else "the step before"
                     return f"use {before}, {older}: cp {path} {folder / MANIFEST}"
     return "no other step is saved: choose another --ckpt.path"
@@ -236,16 +237,20 @@ def missing_parts(folder: Path, manifest: Mapping[str, Any], critics: bool) -> l
     """Returns what of a saved step is not on disk, as far as names and sizes show, and how to
     continue without it."""
     problems = _missing(folder, manifest, critics)
-    return [*first_of(problems, folder), damaged(folder, manifest["step"])] if problems else []
+    return (
+        [*first_of(problems, folder), damaged(folder, manifest["step"], critics)]
+        if problems
+        else []
+    )
 
 
-def damaged(folder: Path, step: int) -> Problem:
+def damaged(folder: Path, step: int, critics: bool) -> Problem:
     """Returns the last of the problems with a saved step."""
     return Problem(
         "resume.damaged",
         at(folder=folder),
         f"step {step} cannot be resumed",
-        fix=way_out(folder, step),
+        fix=way_out(folder, step, critics),
     )
 
 

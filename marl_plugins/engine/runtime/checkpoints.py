@@ -118,7 +118,9 @@ class Checkpoints:
             raise ConfigurationError(missing)
         changes = differences(step, manifest["run"], compared(self.run), with_changes)
         if broken := broken_files(self.folder, manifest):
-            raise ConfigurationError([*first_of(broken, self.folder), damaged(self.folder, step)])
+            raise ConfigurationError(
+                [*first_of(broken, self.folder), damaged(self.folder, step, self.critics)]
+            )
         self.changes = [
             *manifest.get("changes", []),
             *([{"after_step": step, "changes": changes}] if changes else []),
