@@ -21,8 +21,10 @@ on two cores.
                     old; only where it is named
     async_token     the same, its tokens weighed (`--algo.advantage.is_correction_level token`);
                     only where it is named
-    trees           trained with sequences as trees of prefixes (`--sequences trees`), which is the
-                    same in exact arithmetic; only where it is named
+    conversations, trees
+                    trained with each conversation as a sequence, which is the default, or with
+                    trees of prefixes (`--sequences`); the same in exact arithmetic; only where they
+                    are named
 
 Of the two assistants also, each in a copy of the recipe, and only where they are named:
 
@@ -130,11 +132,12 @@ ANY_SYSTEM = {
     "adapters": ADAPTERS,
     "async": ASYNC,
     "async_token": (*ASYNC, *CORRECTED),
+    "conversations": ("--sequences", "conversations"),
     "trees": ("--sequences", "trees"),
 }
 """Arms of every system that run only where they are named, and their flags."""
-PAIRED = ("async", "async_token", "trees")
-"""Arms that are compared with `trained` seed by seed."""
+PAIRED = {"async": "trained", "async_token": "trained", "trees": "conversations"}
+"""Arms that are compared with another one seed by seed."""
 FROZEN = ("--actor.adam.lr", "0", "--max_steps", "2", "--eval.steps", "2")
 
 
@@ -279,8 +282,8 @@ def main() -> None:
                 and (coach := arm.replace("outcome", "trained")) in options.arms
             ):
                 print(over(options.system, coach, arm, options.seeds, options.out), flush=True)
-            if arm in PAIRED and "trained" in options.arms:
-                print(over(options.system, arm, "trained", options.seeds, options.out), flush=True)
+            if (control := PAIRED.get(arm, "")) in options.arms:
+                print(over(options.system, arm, control, options.seeds, options.out), flush=True)
             continue
         whole = [put_back(options.system, "none", seed, options.out) for seed in options.seeds]
         for policy in SYSTEMS[options.system].policies:

@@ -1,12 +1,13 @@
 """Our loop beside upstream's own trainer, on the same machine with the same flags:
-`python -m benchmarks.upstream_loop [pairs] [--model smollm2] [--trees] [--steps N] [--prompts N]`.
+`python -m benchmarks.upstream_loop [rounds] [--model smollm2] [--trees] [--steps N] [--prompts N]
+[--samples N]`.
 
 One policy, one role, one turn: upstream's own flags alone run upstream's trainer, and with
 `--plugin marl_plugins.reinforce_pp` ours, both with the CPU support of engine/hosts/cpu.py. 64
 prompts a step in the model's chat template (ours has no other), at most 32 tokens, a reward
 function in Python; 14 steps in turn. A step is the time between the lines that two of them print;
-the start-up ends with the first step's. About two minutes for two pairs of the tiny model. With
-`--trees`, ours has `--sequences trees`.
+the start-up ends with the first step's. About two minutes for two rounds of the tiny model. With
+`--trees` there is a third one, ours with `--sequences trees`, and all have `sdpa` as attention.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+OURS, OUR_STEP = ["--plugin", "marl_plugins.reinforce_pp"], re.compile(r"^ *(\d+)/\d+ ")
 LOOPS = {
-    "ours": (["--plugin", "marl_plugins.reinforce_pp"], re.compile(r"^ *(\d+)/\d+ ")),
     "upstream": (["--data.apply_chat_template"], re.compile(r"Global step (\d+):")),
+    "ours": (OURS, OUR_STEP),
+    "ours, trees": ([*OURS, "--sequences", "trees"], OUR_STEP),
 }
 """The words that each takes besides the common ones, and the line that it prints after a step."""
 REWARD = """\
@@ -39,9 +42,10 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def words(folder: Path, steps: int, prompts: int = 64, **others: Any) -> list[str]:
+def words(folder: Path, steps: int, prompts: int = 64, samples: int = 1, **more: Any) -> list[str]:
     """Upstream's command line for a number of steps of so many prompts, with other values of some
     flags."""
+    rows = prompts * samples
     data = folder / f"{steps}.jsonl"
     lines = (
         json.dumps({"prompt": f"What is {n} + {n % 7}?", "label": str(n + n % 7)})
@@ -56,11 +60,11 @@ def words(folder: Path, steps: int, prompts: int = 64, **others: Any) -> list[st
         "data.max_len": 128,
         "reward.remote_url": folder / "reward.py",
         "rollout.batch_size": prompts,
-        "rollout.n_samples_per_prompt": 1,
-        "rollout.micro_batch_size": prompts,
+        "rollout.n_samples_per_prompt": samples,
+        "rollout.micro_batch_size": rows,
         "rollout.max_new_tokens": 32,
-        "train.batch_size": prompts,
-        "train.micro_batch_size": prompts,
+        "train.batch_size": rows,
+        "train.micro_batch_size": rows,
         "train.num_episodes": 1,
         "train.max_epochs": 1,
         "actor.num_gpus_per_node": 1,
@@ -75,16 +79,15 @@ def words(folder: Path, steps: int, prompts: int = 64, **others: Any) -> list[st
         "ckpt.save_steps": -1,
         "ckpt.output_dir": folder / "out",
         "ckpt.path": folder / "checkpoints",
-    } | others
+    } | more
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
 def finished(folder: Path, loop: str, options: argparse.Namespace) -> list[float]:
     """Seconds from the start to the end of each step."""
     more, line_of_a_step = LOOPS[loop]
-    if options.trees and loop == "ours":
-        more = [*more, "--sequences", "trees"]
-    flags = words(folder, options.steps, options.prompts)
+    attention = {"ds.attn_implementation": "sdpa"} if options.trees else {}
+    flags = words(folder, options.steps, options.prompts, options.samples, **attention)
     command = [sys.executable, "-u", "-m", "marl_plugins", "train", *more, *flags]
     env = {**os.environ, "MARL_PLUGINS_DEVICE": "cpu", "PYTHONUNBUFFERED": "1"}
     started, ends, said = time.perf_counter(), dict[int, float](), list[str]()
@@ -113,29 +116,32 @@ def main() -> None:
     from marl_plugins.engine.runtime.tiny_model import resolve
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.upstream_loop")
-    parser.add_argument("pairs", type=int, nargs="?", default=2)
+    parser.add_argument("rounds", type=int, nargs="?", default=2)
     parser.add_argument("--model", default="tiny", help="tiny, smollm2, or a folder")
-    parser.add_argument("--trees", action="store_true", help="ours trains on trees of prefixes")
+    parser.add_argument("--trees", action="store_true", help="also ours on trees of prefixes")
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--prompts", type=int, default=64, help="of a step")
+    parser.add_argument("--samples", type=int, default=1, help="of a prompt")
     options = parser.parse_args()
-    steps: dict[str, list[float]] = {loop: [] for loop in LOOPS}
-    starts: dict[str, list[float]] = {loop: [] for loop in LOOPS}
+    loops = [*LOOPS] if options.trees else ["upstream", "ours"]
+    steps: dict[str, list[float]] = {loop: [] for loop in loops}
+    starts: dict[str, list[float]] = {loop: [] for loop in loops}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "model").symlink_to(resolve(place_of(options.model)))
         (folder / "reward.py").write_text(REWARD)
-        for _ in range(options.pairs):
-            for loop in LOOPS:
+        for _ in range(options.rounds):
+            for loop in loops:
                 ends = finished(folder, loop, options)
                 starts[loop].append(ends[0])
                 steps[loop] += [later - earlier for earlier, later in itertools.pairwise(ends)]
     for what, found in (("a step", steps), ("to the end of the first step", starts)):
-        ratio = statistics.median(found["upstream"]) / statistics.median(found["ours"])
-        print(
-            f"{what}: ours {spread(found['ours'])} s, upstream {spread(found['upstream'])} s, "
-            f"ratio {ratio:.2f}"
-        )
+        for loop in loops[1:]:
+            ratio = statistics.median(found["upstream"]) / statistics.median(found[loop])
+            print(
+                f"{what}: {loop} {spread(found[loop])} s, upstream {spread(found['upstream'])} s, "
+                f"ratio {ratio:.2f}"
+            )
 
 
 if __name__ == "__main__":
