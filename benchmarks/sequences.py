@@ -367,11 +367,12 @@ def trees_and_rows(rounds: int, length: int, models: Sequence[str]) -> None:
             sequences = sequences_of(rows)
             through = sum(size for _, size in grouped(sequences, range(len(sequences)), 8 * 1024))
             size = max(float(g.abs().max()) for g in gradients[False]["p"].values())
-            shown = [
-                f"{what} {min(t[n] for t in taken[False]):.2f} -> "
-                f"{min(t[n] for t in taken[True]):.2f} s"
-                for n, what in enumerate(("forward", "update"))
-            ]
+            pairs = [*zip(taken[False], taken[True], strict=True)]
+            shown = []
+            for n, what in enumerate(("forward", "update")):
+                without, with_trees = (min(pair[n] for pair in taken[way]) for way in (False, True))
+                ratio = statistics.median(apart[n] / together[n] for apart, together in pairs)
+                shown.append(f"{what} {without:.3g} -> {with_trees:.3g} s ({ratio:.2f}x)")
             print(
                 f"{name}, {case}: {sum(len(s.ids) for s in sequences)} tokens -> {through}; "
                 f"{', '.join(shown)}, at most {memory[False]:.0f} -> {memory[True]:.0f} MB; "
