@@ -94,6 +94,18 @@ def test_three_machines_train_what_one_does(net, two, shared):
     assert all(re.search(r"(\w+) engines 1, \1 ranks 1", text) for text in placed.values()), placed
 
 
+def test_a_thousand_trajectories_at_once_lose_nothing(two, shared):
+    """An engine on each of two machines."""
+    many = ["--rollout.batch_size", "250", "--rollout.n_samples_per_prompt", "4"]
+    many += ["--train.batch_size", "1000", "--max_steps", "1", "--vllm.num_engines", "2"]
+    given = words(shared / "many", "vote/tiny.yaml", "--mapping", "shared", *many)
+    code, printed = on_ray(two[0], shared, *given)
+    assert code == 0, printed
+    assert len(re.findall(r"node m\d: .*engines 1", printed)) == 2, printed
+    (entry,) = map(json.loads, (shared / "many/out/ledger.jsonl").read_text().splitlines())
+    assert (entry["trajectories"], entry["lost"]) == (1000, {})
+
+
 def test_a_folder_that_a_node_does_not_see_is_said_before_the_warm_start(two, shared):
     code, printed = on_ray(two[0], shared, *words("/tmp/private"))
     assert code == 2

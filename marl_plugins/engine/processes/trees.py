@@ -67,7 +67,8 @@ def _with_copies(module: Any, args: Any, named: dict[str, Any], output: Any) -> 
     if (copies := named.get("copies")) is None:
         return None
     states = output.last_hidden_state
-    output.last_hidden_state = states[torch.arange(len(states))[:, None], copies]
+    trees = torch.arange(len(states), device=states.device)[:, None]
+    output.last_hidden_state = states[trees, copies]
     return output
 
 
