@@ -27,8 +27,8 @@ from typing import Any
 
 OURS, OUR_STEP = ["--plugin", "marl_plugins.reinforce_pp"], re.compile(r"^ *(\d+)/\d+ ")
 LOOPS = {
-    "upstream": (["--data.apply_chat_template"], re.compile(r"Global step (\d+):")),
     "ours": (OURS, OUR_STEP),
+    "upstream": (["--data.apply_chat_template"], re.compile(r"Global step (\d+):")),
     "ours, trees": ([*OURS, "--sequences", "trees"], OUR_STEP),
 }
 """The words that each takes besides the common ones, and the line that it prints after a step."""
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64, help="of a step")
     parser.add_argument("--samples", type=int, default=1, help="of a prompt")
     options = parser.parse_args()
-    loops = [*LOOPS] if options.trees else ["upstream", "ours"]
+    loops = [*LOOPS][: 3 if options.trees else 2]
     steps: dict[str, list[float]] = {loop: [] for loop in loops}
     starts: dict[str, list[float]] = {loop: [] for loop in loops}
     with tempfile.TemporaryDirectory() as name:
@@ -136,7 +136,7 @@ def main() -> None:
                 starts[loop].append(ends[0])
                 steps[loop] += [later - earlier for earlier, later in itertools.pairwise(ends)]
     for what, found in (("a step", steps), ("to the end of the first step", starts)):
-        for loop in loops[1:]:
+        for loop in [loop for loop in loops if loop != "upstream"]:
             ratio = statistics.median(found["upstream"]) / statistics.median(found[loop])
             print(
                 f"{what}: {loop} {spread(found[loop])} s, upstream {spread(found['upstream'])} s, "
