@@ -11,7 +11,7 @@ on two cores.
     trained     the recipe as it is
     frozen      learning rate 0 (two evaluations: nothing changes between)
     - ROLE      the trained weights with one policy's initial weights put back; every role in turn
-                (arm `put_back`)
+                (arm `put_back`); of a game, what the other player gains against it
 
     shared          trained with one policy for all roles (`--mapping shared`), from the same start;
                     only where it is named
@@ -68,6 +68,8 @@ class System:
     Args:
         slips: How often its demonstrations slip by role, where a third as many conversations are to
             succeed at the start.
+        game: Whether two players play against each other: with one's initial weights put back, the
+            other one's outcome is what it has learned.
     """
 
     recipe: str
@@ -75,6 +77,7 @@ class System:
     policies: tuple[str, ...] = ()
     outcome: str = "eval/outcome"
     slips: str = ""
+    game: bool = False
 
     @property
     def words(self) -> list[str]:
@@ -123,7 +126,7 @@ SYSTEMS = {
     "spread": System("spread/tiny.yaml", THIRTY, tuple(f"correct{n}" for n in range(1, 5))),
     "trading": System("trading/tiny.yaml", THIRTY, tuple(f"trader{n}" for n in range(1, 7))),
     "swarm": System("swarm/tiny.yaml", ALONE, ("solver",)),
-    "environments": System("environments/tiny.yaml", policies=("dealer", "opener")),
+    "environments": System("environments/tiny.yaml", policies=("dealer", "opener"), game=True),
 }
 BESIDE = ("eval/part/", "eval/rounds", "eval/role/")
 """Beginnings of what evaluations say of a graph beside its outcome."""
@@ -231,9 +234,13 @@ def line(arm: str, before: Sequence[float], after: Sequence[float], seconds: str
     return f"| {arm} | {len(before)} | {means} ({by_seed}) | {points(gains)} | {seconds} |"
 
 
-def put_back(name: str, policy: str, seed: int, out: Path) -> float:
+def put_back(name: str, policy: str, seed: int, out: Path, outcome: str = "") -> float:
     """Held-out success of the final weights, with one policy's initial weights; policy `none`
-    changes nothing."""
+    changes nothing.
+
+    Args:
+        outcome: Whose; the system's if it is not given.
+    """
     system = SYSTEMS[name]
     folder = out / f"{name}-trained-{seed}"
     done = folder / f"without-{policy}.json"
@@ -249,7 +256,17 @@ def put_back(name: str, policy: str, seed: int, out: Path) -> float:
         ]
         words += ["--only", *[p for p in system.policies if p != policy]]
         done.write_text(watched(words, str(folder))[1].splitlines()[-1])
-    return float(json.loads(done.read_text())[system.outcome.removeprefix("eval/")])
+    return float(json.loads(done.read_text())[(outcome or system.outcome).removeprefix("eval/")])
+
+
+def against(name: str, other: str, seeds: Sequence[int], out: Path) -> str:
+    """The line of a game: what one player's outcome is against the other one as it began, before
+    and after both have learned."""
+    (player,) = {*SYSTEMS[name].policies} - {other}
+    outcome = f"eval/outcome/{player}"
+    before = [curve(out / f"{name}-trained-{seed}", outcome)[0] for seed in seeds]
+    after = [put_back(name, other, seed, out, outcome) for seed in seeds]
+    return line(f"{player}, - {other}", before, after)
 
 
 def main() -> None:
@@ -284,6 +301,10 @@ def main() -> None:
                 print(over(options.system, coach, arm, options.seeds, options.out), flush=True)
             if (control := PAIRED.get(arm, "")) in options.arms:
                 print(over(options.system, arm, control, options.seeds, options.out), flush=True)
+            continue
+        if SYSTEMS[options.system].game:
+            for policy in SYSTEMS[options.system].policies:
+                print(against(options.system, policy, options.seeds, options.out), flush=True)
             continue
         whole = [put_back(options.system, "none", seed, options.out) for seed in options.seeds]
         for policy in SYSTEMS[options.system].policies:
