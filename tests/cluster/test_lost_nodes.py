@@ -28,14 +28,10 @@ def marl_generate():
     begins("rollout")
     return (yield)
 
-@hookimpl(wrapper=True)
-def marl_select():
-    inner = yield
-    async def work():
-        kept = await inner
-        begins("forward passes")
-        return kept
-    return work()
+@hookimpl
+def marl_select(rows):
+    begins("forward passes")
+    return rows
 
 @hookimpl(wrapper=True)
 def marl_update():
