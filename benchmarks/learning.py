@@ -11,7 +11,7 @@ on two cores.
     trained     the recipe as it is
     frozen      learning rate 0 (two evaluations: nothing changes between)
     - ROLE      the trained weights with one policy's initial weights put back; every role in turn
-                (arm `put_back`); of a game, what the other player gains against it
+                (arm `put_back`)
 
     shared          trained with one policy for all roles (`--mapping shared`), from the same start;
                     only where it is named
@@ -38,7 +38,8 @@ Of the two assistants also, each in a copy of the recipe, and only where they ar
 Success on held-out tasks, sampled at the training temperature: "before" is step 0, "after" the mean
 of the last three evaluations
 (of "- ROLE": the final weights as they are, and with the role put back). Gains in points with 95 %
-t-intervals over seeds. Finished runs in FOLDER are not repeated. Of graphs a second table has what
+t-intervals over seeds. Of a game (`environments`) a line is a player's outcome against the other
+one as it began. Finished runs in FOLDER are not repeated. Of graphs a second table has what
 evaluations say beside the outcome: its parts, rounds, and calls and form by role, before and after,
 over the seeds whose runs recorded it.
 """
@@ -68,8 +69,8 @@ class System:
     Args:
         slips: How often its demonstrations slip by role, where a third as many conversations are to
             succeed at the start.
-        game: Whether two players play against each other: with one's initial weights put back, the
-            other one's outcome is what it has learned.
+        game: Whether two players play against each other: each is measured against the other one's
+            initial weights.
     """
 
     recipe: str
@@ -259,14 +260,19 @@ def put_back(name: str, policy: str, seed: int, out: Path, outcome: str = "") ->
     return float(json.loads(done.read_text())[(outcome or system.outcome).removeprefix("eval/")])
 
 
-def against(name: str, other: str, seeds: Sequence[int], out: Path) -> str:
-    """The line of a game: what one player's outcome is against the other one as it began, before
-    and after both have learned."""
-    (player,) = {*SYSTEMS[name].policies} - {other}
+def against(name: str, arm: str, player: str, seeds: Sequence[int], out: Path) -> str:
+    """The line of a player of a game: its outcome against the other one as it began."""
+    flags = [*words_of(SYSTEMS[name], arm, out), *(FROZEN if arm == "frozen" else ())]
+    seconds = [train(f"{name}-{arm}", flags, seed, out)["seconds"] for seed in seeds]
+    (other,) = {*SYSTEMS[name].policies} - {player}
     outcome = f"eval/outcome/{player}"
-    before = [curve(out / f"{name}-trained-{seed}", outcome)[0] for seed in seeds]
-    after = [put_back(name, other, seed, out, outcome) for seed in seeds]
-    return line(f"{player}, - {other}", before, after)
+    curves = [list(curve(out / f"{name}-{arm}-{seed}", outcome).values()) for seed in seeds]
+    if arm == "frozen":
+        after = [values[-1] for values in curves]
+    else:
+        after = [put_back(name, other, seed, out, outcome) for seed in seeds]
+    before = [values[0] for values in curves]
+    return line(f"{arm}: {player}", before, after, f"{statistics.median(seconds):.0f}")
 
 
 def main() -> None:
@@ -291,6 +297,11 @@ def main() -> None:
         "|\n|---|---|---|---|---|---|",
         flush=True,
     )
+    if SYSTEMS[options.system].game:
+        for arm in (arm for arm in options.arms if arm != "put_back"):
+            for player in SYSTEMS[options.system].policies:
+                print(against(options.system, arm, player, options.seeds, options.out), flush=True)
+        return
     for arm in options.arms:
         if arm != "put_back":
             print(row(options.system, arm, options.seeds, options.out), flush=True)
@@ -301,10 +312,6 @@ def main() -> None:
                 print(over(options.system, coach, arm, options.seeds, options.out), flush=True)
             if (control := PAIRED.get(arm, "")) in options.arms:
                 print(over(options.system, arm, control, options.seeds, options.out), flush=True)
-            continue
-        if SYSTEMS[options.system].game:
-            for policy in SYSTEMS[options.system].policies:
-                print(against(options.system, policy, options.seeds, options.out), flush=True)
             continue
         whole = [put_back(options.system, "none", seed, options.out) for seed in options.seeds]
         for policy in SYSTEMS[options.system].policies:
