@@ -60,6 +60,7 @@ COMMANDS = {
         *(f"learning {system} --arms trained frozen" for system in ("extract", "reflect")),
     ],
     "A graph of cases": ["learning task_graph --arms trained frozen"],
+    "A public game": ["learning environments --arms trained frozen"],
     "Trees instead of conversations": [
         f"learning {s} --arms conversations trees" for s in ("swarm", "search", "task_graph")
     ],

@@ -222,6 +222,20 @@ class TrainingProcesses:
             raise ended from error
         return results[0] if len(results) == 1 else results
 
+    def check_nodes(self) -> None:
+        """Asks Ray whether the nodes of the processes are there: nobody awaits these in a rollout.
+
+        Raises:
+            RunEnded: One is gone.
+        """
+        there = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        for process in self.where:
+            if process.node not in there:
+                raise RunEnded(
+                    f"a training process of policy {self.policy!r} (process {process.pid} on "
+                    f"{process.host}) died with its node"
+                )
+
 
 async def all_streamed(stream: ObjectRefGenerator) -> list[ObjectRef]:
     """Returns all that a process streams.

@@ -21,6 +21,7 @@ from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.engine.plan.signature import engine_signature
 from marl_plugins.engine.processes.engines import (
     EnginePool,
+    EngineProcess,
     RestartBudget,
     start_again,
 )
@@ -79,8 +80,20 @@ class PolicyEngines:
             shared.serve(spec.name, self.restore_engine)
             return
         start = functools.partial(start_again, args, silence, kind, node)
+
+        def replacement(dead: EngineProcess) -> EngineProcess:
+            if training is not None:
+                training.check_nodes()  # else devices are waited for that the run cannot use
+            return start(dead)
+
         self.engines = EnginePool(
-            spec.name, [], start, self.restore_engine, restarts, silence, args.balance.in_flight
+            spec.name,
+            [],
+            replacement,
+            self.restore_engine,
+            restarts,
+            silence,
+            args.balance.in_flight,
         )
         self.engines.signature = engine_signature(args)
 
