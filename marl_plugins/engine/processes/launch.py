@@ -18,6 +18,7 @@ from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.engine.hosts.devices import critic_gpus, ranks_of_one_sequence, training_gpus
 from marl_plugins.engine.processes.critic_actor import RemoteCriticActor
 from marl_plugins.engine.processes.deaths import DEATHS, Death
+from marl_plugins.engine.processes.nodes import living_nodes
 from marl_plugins.engine.processes.placement import EnginePlace, bundles
 from marl_plugins.engine.processes.policy_actor import RemotePolicyActor, RemoteReferenceActor
 from marl_plugins.engine.processes.upstream_trainer import ReferenceInPolicy, UpstreamTrainer
@@ -228,9 +229,9 @@ class TrainingProcesses:
         Raises:
             RunEnded: One is gone.
         """
-        there = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        living = living_nodes()
         for process in self.where:
-            if process.node not in there:
+            if process.node not in living:
                 raise RunEnded(
                     f"a training process of policy {self.policy!r} (process {process.pid} on "
                     f"{process.host}) died with its node"

@@ -316,6 +316,7 @@ def nodes_examined(
     folders: Sequence[Path], models: Sequence[str], python: str | None
 ) -> Iterator[None]:
     """Looks at every node of the cluster, and keeps a fork server on each where the run has one.
+    Where something is wrong and Ray has found a node dead or new meanwhile, it looks again.
 
     Args:
         folders: That the run writes, and every node should see.
@@ -325,6 +326,27 @@ def nodes_examined(
     Raises:
         ConfigurationError: A node says nothing, has other versions, or does not see a folder.
     """
+    with contextlib.ExitStack() as stack:
+        while True:
+            before = living_nodes()
+            try:
+                stack.enter_context(_examined(folders, models, python))
+                break
+            except ConfigurationError:
+                if living_nodes() == before:
+                    raise
+        yield
+
+
+def living_nodes() -> set[str]:
+    """Returns Ray's ids of the nodes that it does not know to be dead."""
+    import ray
+
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+@contextlib.contextmanager
+def _examined(folders: Sequence[Path], models: Sequence[str], python: str | None) -> Iterator[None]:
     import ray
 
     no_server = {"runtime_env": {"py_executable": sys.executable}} if python else {}
