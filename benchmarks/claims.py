@@ -62,7 +62,8 @@ COMMANDS = {
     "A graph of cases": ["learning task_graph --arms trained frozen"],
     "A public game": ["learning environments --arms trained frozen"],
     "Trees instead of conversations": [
-        f"learning {s} --arms conversations trees" for s in ("swarm", "search", "task_graph")
+        *(f"learning {s} --arms conversations trees" for s in ("swarm", "task_graph")),
+        f"learning search --arms conversations trees {SEEDS}",
     ],
     "Two tasks of Sandbox-RL": [
         f"learning {s} --arms trained frozen" for s in ("trading", "spread")
