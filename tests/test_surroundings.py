@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def openrlhf(*words, folder, **environment):
     return subprocess.run(
@@ -17,13 +19,16 @@ def openrlhf(*words, folder, **environment):
     )
 
 
-def test_a_cluster_that_is_gone_is_said_at_once(tmp_path):
-    """Ray itself would try for ever, and hear no SIGTERM."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = ["train", "--recipe", "vote/tiny.yaml", "--max_steps", "1"]
-    ended = openrlhf(*command, folder=tmp_path, RAY_ADDRESS=address)
+@pytest.mark.parametrize("listens", [False, True], ids=["nobody", "another server"])
+def test_a_cluster_that_is_not_there_is_said_soon(listens, tmp_path):
+    """Ray itself would try for ever, and hear no SIGTERM; a port of something else for 35 s."""
+    with socket.socket() as there:
+        there.bind(("127.0.0.1", 0))
+        if listens:
+            there.listen()
+        address = f"127.0.0.1:{there.getsockname()[1]}"
+        command = ["train", "--recipe", "vote/tiny.yaml", "--max_steps", "1"]
+        ended = openrlhf(*command, folder=tmp_path, RAY_ADDRESS=address)
     assert ended.returncode == 2 and address in ended.stderr.decode()
 
 

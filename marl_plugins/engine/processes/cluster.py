@@ -105,16 +105,18 @@ def own_cluster() -> bool:
 
 def reach_cluster(seconds: float = 5.0) -> None:
     """Tries the cluster in RAY_ADDRESS, if there is one. Ray itself tries a dead address for ever,
-    deaf to SIGTERM, and a wrong token for 20 s.
+    deaf to SIGTERM, a wrong token for 20 s, and a port of something else for 35 s.
 
     Raises:
-        ConfigurationError: Nobody listens there, or the token is not the cluster's.
+        ConfigurationError: Nobody listens there, it is not Ray's head, or the token is not the
+            cluster's.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if not port.isdecimal():  # "auto", "local"
         return
-    from ray.exceptions import AuthenticationError
+    os.environ.setdefault("RAY_py_gcs_connect_timeout_s", f"{seconds:g}")  # read by the import
+    from ray.exceptions import AuthenticationError, RpcError
 
     fix = "unset RAY_ADDRESS, or name a cluster that is there"
     try:
@@ -123,8 +125,10 @@ def reach_cluster(seconds: float = 5.0) -> None:
             fix = "export the RAY_AUTH_MODE and RAY_AUTH_TOKEN with which the cluster was started"
             client = importlib.import_module("ray._raylet").GcsClient(address=address)
             client.internal_kv_get(b"", None, timeout=seconds)
-    except (OSError, AuthenticationError) as error:
-        why = str(error).partition(". ")[0]
+    except (OSError, AuthenticationError, RpcError) as error:
+        if isinstance(error, RpcError):
+            fix = "name the port of Ray's head, 6379 by default, not the dashboard's or a job's"
+        why = str(error).partition(". ")[0].rstrip(".")
         raise ConfigurationError(
             Problem("devices.ray", got=f"RAY_ADDRESS {address}: {why}", fix=fix)
         ) from error
