@@ -233,7 +233,7 @@ def ask_nodes(
             why = f"answers nothing for {seconds:g} s" if late else last_line(error)
             address = known[node]["NodeManagerAddress"]
             got = f"node {name} ({address}): {why}"
-            fix = "install the same environment there, or end the Ray of that node"
+            fix = "see that it is up and not busy, with the same environment, or end its Ray"
             problems.append(Problem("nodes.silent", got=got, fix=fix))
     return facts, problems
 
