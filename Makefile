@@ -13,7 +13,7 @@
 # make bench-demo   the demo over five seeds beside its controls; two hours
 # make gpu       the first hour on GPUs: what works there, in ten minutes, as a table (docs/gpu.md)
 # make rehearse  the same on a stand-in for GPUs, all rows; `make test` has other whole runs on it (tests/gpu)
-# make bench-dsbench   does a coach help where success is rare: five arms over three seeds; five hours
+# make bench-dsbench   does a coach help where success is rare: five arms over three seeds; two hours and more
 
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest -q --dist loadfile --durations 30

@@ -96,11 +96,6 @@ def functions(made, name):
 @pytest.mark.parametrize(
     ("role", "problem"),
     [
-        (
-            "tools: [python], calls: hermess",
-            "recipe.yaml:3: roles.clerk.calls: vLLM has no parser 'hermess'; did you mean "
-            "'hermes'?",
-        ),
         ("tools: [python], reasoning: qwen3", "roles.clerk.reasoning: says what is no call"),
         ("tools: [find], calls: hermes", "roles.clerk.calls: tool 'find' has no functions"),
     ],

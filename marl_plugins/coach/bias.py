@@ -340,13 +340,12 @@ class BiasMonitor:
         return {"step": self.step, "tasks": self.sums}
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        if "tasks" in record:  # earlier releases kept other sums: the monitor begins anew
-            self.step = record["step"]
-            self.sums = {
-                role: {kind: dict(t) for kind, t in types.items()}
-                for role, types in record["tasks"].items()
-            }
-            self.tests = self.differences()
+        self.step = record["step"]
+        self.sums = {
+            role: {kind: dict(t) for kind, t in types.items()}
+            for role, types in record["tasks"].items()
+        }
+        self.tests = self.differences()
 
 
 def faded(sums: TaskSums, step: int) -> list[float]:

@@ -1,5 +1,4 @@
-"""Names of modules before they moved: recorded runs, recipes and plugins that use them go on
-working.
+"""Names that plugins have, wherever their modules lie.
 
 `import marl_plugins.gae` is `import marl_plugins.builtin.gae`, the same module object. So the names
 that a user gives to `--plugin`, which recorded runs and error messages have too, stay what they
@@ -29,34 +28,7 @@ BUILT_IN = (
     "routing",
     "tools",
 )
-MACHINERY = (
-    "hook_faults",
-    "hosts",
-    "manager",
-    "plan",
-    "plugin_checks",
-    "processes",
-    "records",
-    "runtime",
-)
-WORDS = ("hookspecs", "loading", "plugin_names", "run")
-SCHEMA = ("addresses", "prompts", "recipe_yaml", "shipped", "tasks", "texts", "tiny", "validation")
-RECORDS = ("behaviour", "intervals", "record_form", "trajectory_record")
-RUNTIME = ("circuit_breaker", "collector", "file_diffs", "layout")
-FOLDERS = {
-    **{name: f"builtin.{name}" for name in BUILT_IN},
-    **{name: f"engine.{name}" for name in MACHINERY},
-    **{name: f"core.{name}" for name in WORDS},
-    **{f"core.{name}": f"core.recipe.{name}" for name in SCHEMA},
-    **{f"core.{name}": f"engine.records.{name}" for name in RECORDS},
-    **{f"core.{name}": f"engine.runtime.{name}" for name in RUNTIME},
-    "grading.places": "grading.extract",
-    "grading.values": "grading.compare",
-    "grading.tricks": "grading.exploits",
-    "plan.rehearsal": "builtin.rehearsal",
-    "upstream_ci": "commands.upstream_ci",
-    "viewer": "commands.inspect",
-}
+FOLDERS = {**{name: f"builtin.{name}" for name in BUILT_IN}, "viewer": "commands.inspect"}
 """Where modules and folders are now, by where they were."""
 
 

@@ -231,13 +231,11 @@ class Plugins:
         return {label: state for label, state in states.items() if state is not None}
 
     def restore(self, run: Run, states: dict[str, Any]) -> None:
-        """Gives each plugin its state back; earlier releases saved it under a file's absolute
-        path."""
-        labels, saved = labels_of(self.names), labels_of(states)
-        by_label = {saved[name]: state for name, state in states.items()}
+        """Gives each plugin its state back."""
+        labels = labels_of(self.names)
         for impl in self.implementations("marl_restore"):
-            if labels[impl.plugin_name] in by_label:
-                _call(impl, run=run, state=by_label[labels[impl.plugin_name]])
+            if labels[impl.plugin_name] in states:
+                _call(impl, run=run, state=states[labels[impl.plugin_name]])
 
     def files(self, run: Run) -> list[Path]:
         """Returns the files that belong to the plugins' state.

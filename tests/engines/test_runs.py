@@ -10,6 +10,7 @@ import pytest
 from engines.relay import Started, wait_until
 from simulated import without_logprobs
 
+from marl_plugins.engine.plan.resume import sealed
 from marl_plugins.engine.runtime.tiny_model import resolve
 
 TIMED = {"engines/restarted", "tokens_per_second"}
@@ -212,16 +213,16 @@ def test_a_program_and_policies_that_take_turns_on_their_seats_train_the_same(
 
 
 def test_a_part_of_one_rank_that_is_lost_is_named_at_once(undisturbed, relay, tmp_path, template):
-    """The manifest of an earlier release lists no files, so that only loading shows it, while the
-    other rank waits."""
+    """The manifest does not list it, so that only loading shows it, while the other rank waits."""
     run = Started(tmp_path, relay, "--reinforce_pp.scope", "action", template=template)
     shutil.copytree(undisturbed.output.parent / "checkpoints", tmp_path / "checkpoints")
     path = tmp_path / "checkpoints" / "manifest.json"
     manifest = json.loads(path.read_text())
-    del manifest["files"], manifest["digest"]
-    path.write_text(json.dumps(manifest | {"schema": 2}))
     part = tmp_path / "checkpoints" / "second" / "_actor" / f"global_step{manifest['step']}"
-    next(p for p in sorted(part.glob("*_optim_states.pt")) if "rank_1_" in p.name).unlink()
+    lost = next(p for p in sorted(part.glob("*_optim_states.pt")) if "rank_1_" in p.name)
+    lost.unlink()
+    del manifest["digest"], manifest["files"][str(lost.relative_to(tmp_path / "checkpoints"))]
+    path.write_text(json.dumps(sealed(manifest)))
     run.run("--ckpt.load_enable", code=2)
     assert f"policy 'second': the checkpoint {part} cannot be loaded: " in run.log.read_text()
     assert wait_until(lambda: not run.processes())

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from marl_plugins.core.calls import clashes
-from marl_plugins.core.problems import Problem, meant
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.recipe.schema import Recipe, RoleConfig
 from marl_plugins.core.tools import Tool
-from marl_plugins.engine.hosts.vllm_parsers import KINDS, parser_names
 
 
 def check_calls(recipe: Recipe, tools: Mapping[str, Tool], sent: bool) -> list[Problem]:
     """Returns what is wrong with `calls`, `reasoning` and the names of functions; those of MCP
-    servers show when a run starts.
+    servers, and of vLLM's parsers, show when a run starts.
 
     Args:
         sent: Whether tools may also be sent with a call, by the program that makes it.
@@ -29,15 +28,6 @@ def check_calls(recipe: Recipe, tools: Mapping[str, Tool], sent: bool) -> list[P
 
 
 def _problems(role: RoleConfig, tools: Sequence[Tool], sent: bool) -> Iterator[tuple[str, Problem]]:
-    for key in KINDS:
-        known, parser = parser_names(key), getattr(role, key)
-        if known and parser is not None and parser not in known:
-            yield (
-                key,
-                Problem(
-                    "calls.parser", got=f"vLLM has no parser {parser!r}", fix=meant(parser, known)
-                ),
-            )
     if role.reasoning is not None and role.calls is None:
         yield (
             "reasoning",

@@ -5,8 +5,7 @@ run of now, and what is on disk.
 
 A difference that makes resuming impossible (policies, their models, processes and optimisers) is
 refused. Any other changes
-what is learned: it is refused too, unless `--resume_with_changes` accepts it. What a manifest of an
-earlier release does not hold is not compared.
+what is learned: it is refused too, unless `--resume_with_changes` accepts it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from typing import Any
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, read_bytes
 from marl_plugins.core.problems import Problem, Where, at, first_of
-from marl_plugins.engine.manager import labels_of
 from marl_plugins.engine.plan.fingerprint import (
     MISSING,
     Compared,
@@ -35,9 +33,6 @@ from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.resolve_plugins import has_critics
 
 SCHEMA_VERSION = 3
-"""2 and 3 differ in what the manifest says of its files and of itself: their sizes and digests, and
-its own."""
-READ_SCHEMAS = (1, 2, 3)
 MANIFEST = "manifest.json"
 COMMAND_FILE = Path("run") / "command.json"
 """In a run's folder: how it was started (engine/records/run_folder.py)."""
@@ -157,7 +152,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _manifest(data: bytes) -> dict[str, Any]:
-    """A manifest of any schema that this release reads, its run as it is compared.
+    """A manifest, its run as it is compared.
 
     Raises:
         ValueError: It is none.
@@ -165,17 +160,15 @@ def _manifest(data: bytes) -> dict[str, Any]:
     value = json_value(data)
     if not isinstance(value, dict):
         raise ValueError(f"expected the manifest of a saved step, got {reprlib.repr(value)}")
-    if (schema := value.get("schema")) not in READ_SCHEMAS or isinstance(schema, bool):
+    if (schema := value.get("schema")) != SCHEMA_VERSION:
         raise ValueError(
-            f"schema {reprlib.repr(schema)}, this release reads "
-            f"{', '.join(map(str, READ_SCHEMAS))}: resume with the release that "
-            "wrote it"
+            f"schema {reprlib.repr(schema)}, this release reads {SCHEMA_VERSION}: resume with the "
+            "release that wrote it"
         )
-    if schema == SCHEMA_VERSION and not is_whole(value):
+    if not is_whole(value):
         raise ValueError("it is damaged: its content does not have the digest that it names")
     try:
-        run = value["run"] if schema > 1 else _from_schema_1(value["run"])
-        return {**value, "run": compared(run)}
+        return {**value, "run": compared(value["run"])}
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"it is damaged: {error!r}") from None
 
@@ -184,7 +177,7 @@ def named_files(path: Path) -> set[str]:
     """Returns the files that a step's manifest names, relative to `--ckpt.path`; none where it
     cannot be used."""
     with contextlib.suppress(OSError, ValueError):
-        return set(_manifest(read_bytes(path)).get("files", {}))
+        return set(_manifest(read_bytes(path))["files"])
     return set()
 
 
@@ -203,20 +196,6 @@ def way_out(folder: Path, step: int | None = None, critics: bool = False) -> str
                     before = "the last saved step" if step is None else "the step before"
                     return f"use {before}, {older}: cp {path} {folder / MANIFEST}"
     return "no other step is saved: choose another --ckpt.path"
-
-
-def _from_schema_1(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A fingerprint of the first schema as one of the second, which has less to compare."""
-    flags = {name: value for name, value in run.items() if "." in name}
-    labels = labels_of(run["plugins"])
-    return {
-        **run,
-        "flags": {**flags, "train.seed": run["seed"], "train.max_epochs": None},
-        "policy_flags": {
-            name: {"train.max_epochs": policy["epochs"]} for name, policy in run["policies"].items()
-        },
-        "plugins": {labels[name]: version for name, version in run["plugins"].items()},
-    }
 
 
 def tag(step: int) -> str:
@@ -266,9 +245,7 @@ def _missing(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -
             problems.append(
                 Problem("resume.no_weights", at(folder=part), "holds no weights (*.pt)", fix=fix)
             )
-    for name, (size, _) in manifest.get(
-        "files", {}
-    ).items():  # manifests of earlier releases list none
+    for name, (size, _) in manifest["files"].items():
         path = folder / name
         if any(path.is_relative_to(part) for part in gone):
             continue

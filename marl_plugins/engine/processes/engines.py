@@ -487,38 +487,6 @@ def substituted(module: ModuleType, **names: Any) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def start_engines(
-    args: SimpleNamespace,
-    place: EnginePlace | None,
-    seconds: float,
-    kind: EngineKind | None = None,
-    node: str = "",
-) -> list[EngineProcess]:
-    """Begins to start all engines of a policy: beside training processes, or each in a placement
-    group of its own.
-
-    One each, so that a dead engine's devices can be given back without ending the others.
-
-    Args:
-        seconds: How long their devices may take to be free.
-        kind: What they are; None: `RolloutActor`.
-        node: Ray's id of the one that they are to be on, if any.
-
-    Raises:
-        RunEnded: They were not.
-    """
-    first = place.first if place else 0
-    numbers = range(first, first + args.vllm.num_engines)
-    return [start_engine(args, place, n, seconds, kind, node) for n in numbers]
-
-
-def start_again(
-    args: SimpleNamespace, seconds: float, kind: EngineKind | None, node: str, dead: EngineProcess
-) -> EngineProcess:
-    """Starts an engine in the place of a dead one; see `start_engines`."""
-    return start_engine(args, dead.shared, dead.number, seconds, kind, node)
-
-
 def start_engine(
     args: SimpleNamespace,
     place: EnginePlace | None,
@@ -529,11 +497,20 @@ def start_engine(
 ) -> EngineProcess:
     """Starts an engine through upstream's own function, with our actor class in the place of
     upstream's: of those that share a placement group the one with this number, which says its
-    devices.
+    devices; each other one has a group of its own, so that a dead engine's devices can be given
+    back without ending the others.
 
     Engines that are to sleep do not yet: upstream waits for that (vllm_engine.py:308), which takes
     a minute or two on a GPU, and other policies' engines can start meanwhile (`start` in
     engine/runtime/policy.py).
+
+    Args:
+        seconds: How long its devices may take to be free.
+        kind: What it is; None: `RolloutActor`.
+        node: Ray's id of the one that it is to be on, if any.
+
+    Raises:
+        RunEnded: They were not free in time.
     """
     import openrlhf.trainer.ray.vllm_engine as upstream
 

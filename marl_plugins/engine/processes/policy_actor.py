@@ -115,10 +115,6 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
             return
         file = self._extension_file(latest.read_text(encoding="utf-8").strip())
         states = torch.load(file, weights_only=False) if file.is_file() else {}
-        if isinstance(states, list):  # of an earlier release, in the order of the extensions
-            states = {
-                type(e).__name__: state for e, state in zip(self.extensions, states, strict=False)
-            }
         for extension in self.extensions:
             if (state := states.get(type(extension).__name__)) is not None:
                 extension.restore(state)

@@ -130,9 +130,7 @@ class Checkpoints:
             for part in saved_folders(self.folder, manifest["policies"], self.critics):
                 replace_text(part / "latest", tag(step))
             self.last_step, self._seen = step, read_bytes(self.manifest_path)
-            if step not in saved_steps(
-                self.folder
-            ):  # of an earlier release, or of a run killed between the two files
+            if step not in saved_steps(self.folder):  # of a run killed between the two files
                 replace_text(manifest_of(self.folder, step), self._seen.decode("utf-8"))
         return manifest
 
@@ -292,9 +290,8 @@ def content_of(path: Path, flush: bool = False) -> tuple[int, str]:
 
 
 def broken_files(folder: Path, manifest: Mapping[str, Any]) -> list[Problem]:
-    """Returns the files of a saved step whose content is not what was saved; manifests of earlier
-    releases list none."""
-    files = manifest.get("files", {})
+    """Returns the files of a saved step whose content is not what was saved."""
+    files = manifest["files"]
     paths = [folder / name for name in files]
     return [
         Problem("files.unreadable", where=at(file=path), got=f"cannot be read: {actual.strerror}")

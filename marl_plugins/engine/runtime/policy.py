@@ -32,7 +32,7 @@ from marl_plugins.engine.processes.deaths import DEATHS
 from marl_plugins.engine.processes.engines import (
     EnginePool,
     RestartBudget,
-    start_engines,
+    start_engine,
 )
 from marl_plugins.engine.processes.launch import not_started
 from marl_plugins.engine.processes.placement import EnginePlace
@@ -165,9 +165,11 @@ class UpstreamPolicy(PolicyEngines):
         if self.training is not None:
             self.training.launch(self._shared and self._shared.group)
         if self.owns_engines:
-            self.engines.engines = start_engines(
-                self.args, self._shared, silence, self.kind, self.node
-            )
+            first = self._shared.first if self._shared else 0
+            self.engines.engines = [
+                start_engine(self.args, self._shared, first + n, silence, self.kind, self.node)
+                for n in range(self.args.vllm.num_engines)
+            ]
             self.engines.asleep = self.args.vllm.enable_sleep
             self.starting = (
                 [e.sleep.remote() for e in self.engines.handles] if self.engines.asleep else []

@@ -8,7 +8,6 @@ of them owns these.
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from marl_plugins.engine.processes.engines import (
     EnginePool,
     EngineProcess,
     RestartBudget,
-    start_again,
+    start_engine,
 )
 from marl_plugins.engine.processes.launch import TrainingProcesses
 from marl_plugins.engine.processes.pieces import joined
@@ -79,12 +78,11 @@ class PolicyEngines:
             self.engines = shared
             shared.serve(spec.name, self.restore_engine)
             return
-        start = functools.partial(start_again, args, silence, kind, node)
 
         def replacement(dead: EngineProcess) -> EngineProcess:
             if training is not None:
                 training.check_nodes()  # else devices are waited for that the run cannot use
-            return start(dead)
+            return start_engine(args, dead.shared, dead.number, silence, kind, node)
 
         self.engines = EnginePool(
             spec.name,

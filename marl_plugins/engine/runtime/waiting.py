@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 from marl_plugins.core.files import json_value, read_bytes, replace_bytes
 from marl_plugins.core.trajectory import Task, Trajectory
@@ -27,9 +27,8 @@ class RolloutRecord(TypedDict):
     with its task's place."""
 
     step: int
-    tasks: NotRequired[list[str]]
-    """Ids of the step's tasks, in its order; absent in records of 2026-11-25 and before: those that
-    were planned."""
+    tasks: list[str]
+    """Ids of the step's tasks, in its order."""
     seconds: dict[str, float]
     parts: dict[str, object]
     trajectories: list[tuple[int, dict[str, object]]]
@@ -73,7 +72,7 @@ def read_waiting(
         rollout = rollouts[record["step"]] = begin(record["step"])
         rollout.seconds |= record["seconds"]
         known = {task.id: task for task in rollout.session.train_tasks}
-        tasks = [known[name] for name in record["tasks"]] if "tasks" in record else rollout.tasks
+        tasks = [known[name] for name in record["tasks"]]
         trajectories = [_trajectory(place, each, tasks) for place, each in record["trajectories"]]
         rollout.put_back(tasks, trajectories, record["parts"])
     return rollouts
