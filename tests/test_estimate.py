@@ -27,10 +27,10 @@ def numbers(text):
 
 def test_the_papers_setting_by_hand():
     found = estimated()
-    # 4 B parameters on two devices with ZeRO 3: 8 GB of weights, gradients and reference each, 48
+    # 4 B parameters on two devices with ZeRO 3: 8 GB of weights, gradients and reference each, 80
     # GB of Adam in the host's memory
     assert found["memory"]["coder"].startswith(
-        "12 GB a device to train (weights 4 GB, gradients 4 GB, reference 4 GB), 48 GB of"
+        "12 GB a device to train (weights 4 GB, gradients 4 GB, reference 4 GB), 80 GB of"
     )
     assert "8 GB of weights" in found["memory"]["coder"]
     # 7 answers of 4,096 tokens; each token reads 8 GB at 1.675 TB/s and takes 32 x 8 GFLOP at 330

@@ -7,7 +7,7 @@ import time
 import pytest
 from leaving_programs import HOSTILE
 
-from marl_plugins.core.deadlines import counted, not_counted
+from marl_plugins.core.deadlines import against, clock_of, not_counted
 from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.grading import right
@@ -255,9 +255,10 @@ def test_a_wait_does_not_count_against_the_deadline_and_work_does(grade, lost):
 
 def test_a_wait_that_outlives_its_deadline_harms_nobody():
     async def main():
-        async with asyncio.timeout(0.05) as deadline, counted(deadline):
-            late = asyncio.create_task(waits())
-            await asyncio.sleep(0)
+        async with asyncio.timeout(0.05) as deadline:
+            with clock_of(deadline) as clock, against(clock):
+                late = asyncio.create_task(waits())
+                await asyncio.sleep(0)
         return await late
 
     assert asyncio.run(main()) == 1.0

@@ -402,7 +402,7 @@ async def three_calls(task, roles, tools):
     return await roles.b(q=" ".join(map(str, both)))
 
 
-def rolled_out(in_flight, engines=2, deaths=()):
+def rolled_out(in_flight, engines=2, deaths=(), seconds=None):
     """Records of a rollout over two policies, and the order in which its trajectories arrived."""
     pools = {
         p: pool_of(lambda call: 1.0 + call.seed % 7, engines, in_flight, 9, policy=p) for p in "pq"
@@ -417,7 +417,7 @@ def rolled_out(in_flight, engines=2, deaths=()):
         marl_score_outcome=lambda run, trajectory: score(trajectory),
     )
     limits, args = (
-        SimpleNamespace(task_seconds=None),
+        SimpleNamespace(task_seconds=seconds),
         SimpleNamespace(train=SimpleNamespace(seed=3)),
     )
     stub = SimpleNamespace(recipe=SimpleNamespace(limits=limits), args=args)
@@ -465,3 +465,8 @@ def test_the_flag_reaches_every_pool():
         ).engines.in_flight
 
     assert (limit(), limit("--balance.in_flight", "3")) == (MAX_REQUESTS_IN_FLIGHT, 3)
+
+
+def test_the_wait_for_an_engine_does_not_count_against_a_trajectory():
+    """Three answers of 7 s at most; all of them one after the other take minutes."""
+    assert rolled_out(1, engines=1, seconds=22.0) == rolled_out(1, engines=1)

@@ -1,37 +1,40 @@
 """Time that does not count against a deadline: a grader that waits in a queue has not yet begun to
-grade.
+grade, nor has a request that waits for an engine begun to be answered.
 
-async with counted(deadline):       around the grader, by who set the deadline
-    async with not_counted():       around the wait, by whoever has a queue
-        await slots.acquire()
+with clock_of(deadline) as clock:   around all of it, by who set the deadline
+    with against(clock):            around the grader, in whatever task
+        async with not_counted():   around the wait, by whoever has a queue
+            await slots.acquire()
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
 
-class _Clock:
+class Clock:
     """A deadline that stands still while anything waits."""
 
     def __init__(self, deadline: asyncio.Timeout):
-        self.deadline = deadline
+        self.deadline: asyncio.Timeout | None = deadline
+        """None once what it bounds has ended."""
         self.waiting = 0
         self.left: float | None = None
         """Seconds until the deadline, once nothing waits; None where it does not stand still."""
 
     def stop(self) -> None:
-        if self.waiting == 0 and (when := self.deadline.when()) is not None:
+        deadline = self.deadline
+        if self.waiting == 0 and deadline and (when := deadline.when()) is not None:
             self.left = when - asyncio.get_running_loop().time()
-            self.deadline.reschedule(None)
+            deadline.reschedule(None)
         self.waiting += 1
 
     def go_on(self) -> None:
         self.waiting -= 1
-        if self.waiting == 0 and self.left is not None:
+        if self.waiting == 0 and self.deadline and self.left is not None:
             self.deadline.reschedule(asyncio.get_running_loop().time() + self.left)
             self.left = None
 
@@ -47,19 +50,26 @@ async def in_turn(slots: asyncio.Semaphore) -> AsyncIterator[None]:
         slots.release()
 
 
-_CLOCK: ContextVar[_Clock | None] = ContextVar("clock", default=None)
+_CLOCK: ContextVar[Clock | None] = ContextVar("clock", default=None)
 
 
-@asynccontextmanager
-async def counted(deadline: asyncio.Timeout) -> AsyncIterator[None]:
-    """Makes `not_counted` in what is awaited inside stop the clock of a deadline that has been
-    entered."""
-    clock = _Clock(deadline)
+@contextmanager
+def clock_of(deadline: asyncio.Timeout) -> Iterator[Clock]:
+    """Provides the clock of a deadline that has been entered."""
+    clock = Clock(deadline)
+    try:
+        yield clock
+    finally:
+        clock.deadline = None  # for what outlives it
+
+
+@contextmanager
+def against(clock: Clock | None) -> Iterator[None]:
+    """Makes `not_counted` in what is awaited inside stop a clock."""
     token = _CLOCK.set(clock)
     try:
         yield
     finally:
-        clock.left = None  # for what outlives it
         _CLOCK.reset(token)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from marl_plugins.core.deadlines import counted
+from marl_plugins.core.deadlines import against, clock_of
 from marl_plugins.core.failures import InfrastructureFailure, nearest, while_doing
 from marl_plugins.core.trajectory import Action, File, Trajectory
 
@@ -302,8 +302,9 @@ async def score_outcome(
         set_outcome(trajectory, 0.0, roles)
         return
     lost = trajectory.lost_after(seconds, "its outcome was not scored")
-    async with lost as deadline, counted(deadline):
-        with while_doing(lambda: f"while {describe_answer(trajectory)} was scored"):
+    async with lost as deadline:
+        doing = while_doing(lambda: f"while {describe_answer(trajectory)} was scored")
+        with clock_of(deadline) as clock, against(clock), doing:
             answer = scorer(trajectory)
             if answer is not None:
                 set_outcome(trajectory, await answer, roles)

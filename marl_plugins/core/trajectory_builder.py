@@ -30,6 +30,7 @@ from typing import Any
 from marl_plugins.core.branches import Branches
 from marl_plugins.core.calls import calls_in
 from marl_plugins.core.conversation import ChatFormat
+from marl_plugins.core.deadlines import Clock, against, clock_of
 from marl_plugins.core.failures import (
     AgentFailure,
     InfrastructureFailure,
@@ -179,6 +180,7 @@ class TrajectoryBuilder:
         self.branches = Branches()
         """The tasks in which it is worked on."""
         self._actions: dict[str, Action] = {}
+        self._clock: Clock | None = None
 
     async def build(
         self,
@@ -197,7 +199,8 @@ class TrajectoryBuilder:
                 sessions are there.
             seconds: Deadline of the agents' work; past it the trajectory is lost to infrastructure
                 (`deadline`), because the agents themselves are bounded by turns, tokens and their
-                tools' limits. Scores that are outstanding then have the same time again.
+                tools' limits. It stands still while a request waits for an engine. Scores that are
+                outstanding then have the same time again.
 
         Raises:
             Exception: Whatever `work` raises by mistake, and no agent's or infrastructure's failure
@@ -206,21 +209,9 @@ class TrajectoryBuilder:
         trajectory = self.trajectory
         async with self._opened:
             try:
-                async with trajectory.lost_after(seconds, "not finished"):
-                    try:
-                        returned = await self.branches.begin(work)
-                        trajectory.answer = (
-                            None
-                            if returned is None
-                            else as_text(returned, "what run returns", None)[0]
-                        )
-                        trajectory.returned = (
-                            returned.path if isinstance(returned, Action) else None
-                        )
-                    except (AgentFailure, BaseExceptionGroup) as error:
-                        failure = agent_failure_in(error)
-                        trajectory.agent_failure, trajectory.detail = failure.kind, str(failure)
-                        await self.branches.settle()
+                async with trajectory.lost_after(seconds, "not finished") as deadline:
+                    with clock_of(deadline) as self._clock:
+                        await self._work(work)
                 if not trajectory.infrastructure_failure:
                     self.scoring.ended()
                     await self.scoring.finish(seconds)
@@ -231,6 +222,19 @@ class TrajectoryBuilder:
             if score is not None:
                 await score(trajectory)
         return trajectory
+
+    async def _work(self, work: Callable[[], Awaitable[Any]]) -> None:
+        trajectory = self.trajectory
+        try:
+            returned = await self.branches.begin(work)
+            trajectory.answer = (
+                None if returned is None else as_text(returned, "what run returns", None)[0]
+            )
+            trajectory.returned = returned.path if isinstance(returned, Action) else None
+        except (AgentFailure, BaseExceptionGroup) as error:
+            failure = agent_failure_in(error)
+            trajectory.agent_failure, trajectory.detail = failure.kind, str(failure)
+            await self.branches.settle()
 
     async def answer(
         self,
@@ -330,7 +334,7 @@ class TrajectoryBuilder:
         seed = derive_seed(self.run_seed, t.step, t.task.id, t.sample, path)
         start = t.now()
         asked = request(spec, turn, t, path, room, seed)
-        with self.branches.asking(path):
+        with self.branches.asking(path), against(self._clock):
             generation = unchangeable(await self._generate(asked), spec.external)
         action = action_of(spec, turn, path, parents, generation)
         action.notes, action.start, action.answered = dict(notes), start, t.now()

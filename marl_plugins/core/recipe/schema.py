@@ -114,8 +114,8 @@ class LimitsConfig(Model):
     EXAMPLE: ClassVar[str] = "{task_seconds: 600}"
 
     task_seconds: float = pydantic.Field(600.0, gt=0)
-    """Deadline of a trajectory, which is then lost to infrastructure. Its scores have as long
-    again; later ones are missing."""
+    """Deadline of a trajectory, which is then lost to infrastructure; a request's wait in the
+    controller does not count. Its scores have as long again; later ones are missing."""
     engine_restarts: int = pydantic.Field(3, ge=0)
     """Dead engines that a run replaces; later trajectories are lost."""
     silence_seconds: float = pydantic.Field(1800.0, gt=0)

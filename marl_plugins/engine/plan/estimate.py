@@ -2,8 +2,8 @@
 time of a step. Arithmetic, no measurement.
 
 Memory, with P parameters of two bytes on n training processes: weights 2P (/ n with ZeRO 3),
-gradients 2P (/ n from ZeRO 2 on), Adam 12P (/ n from ZeRO 1 on; in the host's memory with
-`--ds.adam_offload`), a reference 2P, a critic 16P. Engines have 2P / tensor-parallel size, and as
+gradients 2P (/ n from ZeRO 2 on), Adam 12P (/ n from ZeRO 1 on; with `--ds.adam_offload` 20P in the
+host's memory), a reference 2P, a critic 16P. Engines have 2P / tensor-parallel size, and as
 KV cache what `--vllm.gpu_memory_utilization` leaves.
 
 Time, with every answer and task as long as it may be and the turns of a conversation as one
@@ -63,6 +63,7 @@ def estimate(plan: Plan) -> dict[str, Any]:
         * run.args.rollout.n_samples_per_prompt
     )
     generate, train = generating(run, known, trajectories), training(plan, known, trajectories)
+    silence = run.recipe.limits.silence_seconds
     unseen = [role for role, lengths in plan.lengths.items() if not lengths.shown]
     estimates: dict[str, Any] = {
         "assumes": ASSUMES + f"; without prompts of {', '.join(unseen)}" * bool(unseen),
@@ -74,7 +75,9 @@ def estimate(plan: Plan) -> dict[str, Any]:
             and (run.processes is None or run.processes.engines_of(run, p.name) == p.name)
         },
         "sync": sync(run),
-        "step": f"at most {generate:.0f} s to generate, {train:.0f} s to train",
+        "step": f"at most {generate:.0f} s to generate, {train:.0f} s to train"
+        + f"; an update may be ended: raise limits.silence_seconds ({silence:g} s)"
+        * (train > silence),
     }
     if steps := plan.counted.get("steps"):
         every, samples = run.args.eval.steps, run.args.eval.n_samples_per_prompt
@@ -172,10 +175,13 @@ def training_memory(
     )
     if args.ds.lora.rank:
         return {"weights": weights}, {}
+    # in float32 weights and two moments; on the host (stage_1_and_2.py of 0.19.6) gradients, too,
+    # and two buffers of 2 bytes
+    adam = 20 if args.ds.adam_offload else 12
     parts = {
         "weights": weights,
         "gradients": gradients,
-        "Adam": 12 * size / (ranks if stage >= 1 else 1),
+        "Adam": adam * size / (ranks if stage >= 1 else 1),
     }
     if shares_with_reference(args):
         parts["reference"] = weights

@@ -196,7 +196,9 @@ def _reference(strategy: DeepspeedStrategy, pretrain: str) -> Reference:
         attn_implementation=strategy.args.ds.attn_implementation,
         experts_implementation=strategy.args.ds.experts_implementation,
         param_dtype=strategy.args.ds.param_dtype,
+        packing_samples=strategy.args.ds.packing_samples,
         temperature=strategy.args.rollout.temperature,
+        use_liger_kernel=strategy.args.ds.use_liger_kernel,
     )
     see_trees(actor)
     return Reference(actor.eval().to(torch.cuda.current_device()), strategy)

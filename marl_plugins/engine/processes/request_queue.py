@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from marl_plugins.core.deadlines import not_counted
 from marl_plugins.core.roles import Call
 from marl_plugins.core.trajectory import path_order
 
@@ -70,7 +71,8 @@ class RequestQueue(Generic[E]):
         self.hand_out()
         self.tell()
         try:
-            return await future
+            async with not_counted():
+                return await future
         except asyncio.CancelledError:
             if future.cancelled():
                 self.waiting -= 1
