@@ -74,7 +74,7 @@ def test_every_command_that_is_shown_exists(command):
     words = shlex.split(command)
     if words[0] == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        (ours,) = re.findall(r"openrlhf-marl\[(.*)\]", command)
+        (ours,) = re.findall(r"(?:openrlhf-marl|\.)\[([\w,]*)\]", command)
         assert set(ours.split(",")) <= extras["optional-dependencies"].keys()
     else:
         assert words[1] in {name for command in COMMANDS for name in command.name.split()}
