@@ -44,7 +44,10 @@ SEEDS = "--seeds 0 1 2 3 4"
 RARE = "--arms rare_trained rare_outcome rare_frozen"
 COMMANDS = {
     "The demo over seeds": ["demo --control_seeds 1 --arms coach async frozen"],
-    "A language model on two cores": ["laptop learn mails", "laptop learn mathchat --arms full frozen"],
+    "A language model on two cores": [
+        "laptop learn mails",
+        "laptop learn mathchat --arms full frozen",
+    ],
     "Two assistants over a store": [
         f"learning {system} --arms {arms}"
         for system in ("merchant", "category")
