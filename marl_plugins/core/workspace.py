@@ -39,7 +39,7 @@ class Workspace(Protocol):
     """Held during a call, so that what appears meanwhile is that call's."""
     diff: str
     """What the last call has changed, as a unified diff; empty where that is not recorded
-    (`core.file_diffs`)."""
+    (`engine/runtime/file_diffs.py`)."""
 
     @property
     def files(self) -> tuple[File, ...]:
