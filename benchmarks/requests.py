@@ -5,7 +5,9 @@ benchmarks.requests [--requests 2000] [--rounds 5]`.
     mailbox    all requests of one turn of the event loop in one message, and so their answers
 
 The engine is simulated: an actor that answers 200 tokens to 1,000 after 10 ms. Milliseconds of the
-controller's CPU a request, median over rounds that alternate, with the least and the most.
+controller's CPU a request, median over rounds that alternate, with the least and the most. Then, on
+each node of the Ray that RAY_ADDRESS names (else of one that is started), the time from a single
+request to its answer, where the engine answers at once.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from typing import Any
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from marl_plugins.engine.processes.mailbox import Answer, Mailbox, Postbox
 
@@ -27,13 +30,14 @@ FLIGHTS = (1, 8, 64, 400)
 
 
 class Engine:
-    """Answers after 10 ms."""
+    """Answers after so many seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
         self.postbox = Postbox(self.sample)
 
     async def sample(self, ids: list[int], params: Any, policy: str) -> tuple[Any, ...]:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(self.seconds)
         return SAMPLED, [-1.0] * len(SAMPLED), "stop", (), policy, 1
 
     async def post(self, requests: Any, given_up: Any) -> None:
@@ -64,6 +68,16 @@ async def milliseconds(ask: Callable[..., Awaitable[Any]], count: int, flight: i
     return 1e3 * (time.process_time() - started) / count
 
 
+async def latencies(ask: Callable[..., Awaitable[Any]], count: int) -> list[float]:
+    """Milliseconds from each of some requests to its answer, one after the other."""
+    taken = []
+    for _ in range(count):
+        started = time.perf_counter()
+        await ask([*CONTEXT], sampling(), "p")
+        taken.append(1e3 * (time.perf_counter() - started))
+    return taken
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.requests",
@@ -73,8 +87,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    ray.init(address="local", include_dashboard=False, num_cpus=2, log_to_driver=False)
-    engine = ray.remote(Engine).options(max_concurrency=2000, num_cpus=0).remote()
+    if "RAY_ADDRESS" in os.environ:
+        ray.init(log_to_driver=False)
+    else:
+        ray.init(address="local", include_dashboard=False, num_cpus=2, log_to_driver=False)
+    start = ray.remote(Engine).options(max_concurrency=2000, num_cpus=0)
+    engine = start.remote(0.01)
     ways = {"call": engine.sample.remote, "mailbox": Mailbox(engine).ask}
     print("| in flight | call | mailbox | ratio |\n|---|---|---|---|")
     for flight in FLIGHTS:
@@ -86,6 +104,18 @@ def main() -> None:
         shown = [f"{median(t):.3f} ({min(t):.3f}-{max(t):.3f})" for t in taken.values()]
         ratio = median(taken["call"]) / median(taken["mailbox"])
         print(f"| {flight} | {shown[0]} | {shown[1]} | {ratio:.1f} |", flush=True)
+    print("\n| engine on | call | mailbox |\n|---|---|---|")
+    here = ray.get_runtime_context().get_node_id()
+    for node in sorted(ray.nodes(), key=lambda node: node["NodeID"] != here):
+        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        engine = start.options(scheduling_strategy=place).remote(0.0)
+        shown = []
+        for ask in (engine.sample.remote, Mailbox(engine).ask):
+            asyncio.run(latencies(ask, 20))
+            waits = sorted(asyncio.run(latencies(ask, options.requests // 4)))
+            shown.append(f"{median(waits):.2f} ms (p95 {waits[int(0.95 * len(waits))]:.2f})")
+        where = "the controller's node" if node["NodeID"] == here else "another node"
+        print(f"| {where} | {' | '.join(shown)} |", flush=True)
     ray.shutdown()
 
 

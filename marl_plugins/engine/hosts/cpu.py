@@ -14,7 +14,6 @@ import ctypes
 import importlib.machinery
 import os
 import platform
-import signal
 import sys
 import types
 from collections.abc import Iterator
@@ -342,6 +341,8 @@ def fork_engine_processes() -> None:
 
     import vllm.v1.engine.utils
 
+    from marl_plugins.sandbox.pool import die_with_parent
+
     os.register_at_fork(after_in_child=die_with_parent)
 
     vllm.v1.engine.utils.get_mp_context = lambda: multiprocessing.get_context("fork")
@@ -375,12 +376,6 @@ def rank_without_compiling() -> None:
     sampler.batched_count_greater_than = (
         sampler.batched_count_greater_than._torchdynamo_orig_callable
     )
-
-
-def die_with_parent() -> None:
-    """Has this process end when the thread that started it does, however that ends."""
-    parent_death_signal = 1  # PR_SET_PDEATHSIG of linux/prctl.h
-    ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
 
 
 def make_adam_resumable(optimizer: Any) -> None:

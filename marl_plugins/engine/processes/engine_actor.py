@@ -34,6 +34,7 @@ from vllm.utils import random_uuid  # noqa: E402
 
 from marl_plugins.engine.processes.mailbox import EVENT_LOOP_TURNS, Answer, Postbox  # noqa: E402
 from marl_plugins.engine.processes.pieces import joined, mapped  # noqa: E402
+from marl_plugins.sandbox.pool import die_with_parent  # noqa: E402
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -113,7 +114,7 @@ def end_with_actor(worker: WorkerBase) -> None:
     vLLM's process does not notice that an actor was killed (v1/engine/core.py of 0.29), and would
     keep its device's memory after the run.
     """
-    cpu.die_with_parent()
+    die_with_parent()
 
 
 def leave_no_files() -> None:
