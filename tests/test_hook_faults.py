@@ -66,6 +66,8 @@ HOOKS = {
     "marl_log": "def marl_log(step): fault(step)",
 }
 PARTS = {
+    "source, later": "async def given(number):\n    fault(number)\n    yield ()\ndef source(self): "
+    "return given(3) if self.number == 3 else None",
     "completed": "def completed(self, trajectories): fault(self.number); return ()",
     "arrived": "def arrived(self, trajectory): fault(trajectory.step)",
     "during_rollout": "async def during_rollout(self): fault(self.number)",

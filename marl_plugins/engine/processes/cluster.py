@@ -31,7 +31,7 @@ from marl_plugins.engine.plan.devices import needed_cpus, needed_devices, shown_
 from marl_plugins.engine.plan.estimate import gb, store_bytes
 from marl_plugins.engine.processes import setup_worker
 from marl_plugins.engine.processes.nodes import nodes_examined
-from marl_plugins.engine.processes.private_folder import private_folder
+from marl_plugins.engine.processes.private_folder import private_folder, short_path
 
 if TYPE_CHECKING:
     import psutil
@@ -367,14 +367,12 @@ def _private_folder(debug: bool) -> Iterator[str]:
     """Returns the folder in which a Ray of our own keeps its sockets and logs: Ray opens its folder
     to all users, so it lies in one of ours (0700).
 
-    With `--debug` it stays, because the logs are there. Paths of sockets have at most 107
-    characters, hence not $TMPDIR.
+    With `--debug` it stays, because the logs are there.
     """
-    parent = os.environ.get("RAY_TMPDIR") or "/tmp"
     if not own_cluster():
         yield ""
         return
-    with private_folder(parent, kept=debug) as folder:
+    with private_folder(short_path(), kept=debug) as folder:
         if debug:
             print(f"Ray's logs are in {folder}/ray/session_latest/logs", file=sys.stderr)
         yield folder

@@ -199,6 +199,8 @@ class EnginePool(ServedPolicies, RequestQueue[EngineProcess]):
         too."""
         self.asleep = False
         """Whether the engines are to sleep, those that replace dead ones too."""
+        self.paused = False
+        """Whether the engines are to write no further, those that replace dead ones too."""
         self.restarted = 0
         self.remarks: list[str] = []
         """What the console has to say of engines that were replaced."""
@@ -277,10 +279,12 @@ class EnginePool(ServedPolicies, RequestQueue[EngineProcess]):
     async def pause(self) -> None:
         """Lets the engines write no further, until `resume`; what was being written stays with
         them."""
+        self.paused = True
         await self.on_all(lambda handle: handle.pause_generation.remote())
 
     async def resume(self) -> None:
         """Lets the engines go on, by the weights that they hold now."""
+        self.paused = False
         await self.on_all(lambda handle: handle.resume_generation.remote())
 
     async def replace(self, engine: EngineProcess) -> None:
@@ -378,7 +382,7 @@ async def travel(engine: EngineProcess, giver: EnginePool, taker: EnginePool) ->
 
 async def start_replacement(pool: EnginePool, engine: EngineProcess) -> None:
     """Replaces an engine that has died in a pool; the new one has the same home and the same
-    devices, and sleeps where the others do."""
+    devices, and sleeps or pauses where the others do."""
     reason, home = engine.fate(pool.silence), engine.home or pool
     engine.kill()
     if engine.where is not None:
@@ -392,6 +396,8 @@ async def start_replacement(pool: EnginePool, engine: EngineProcess) -> None:
                 await pool.restore(replacement.handle)
                 if pool.asleep:
                     await replacement.handle.sleep.remote()
+                if pool.paused:
+                    await replacement.handle.pause_generation.remote()
         except (*DEATHS, RayTaskError) as error:
             replacement.kill()
             if not is_dead(error, replacement):

@@ -50,12 +50,10 @@ def fork_server(debug: bool) -> Iterator[str | None]:
         fork server has not been tried there). On someone else's cluster every node has a server at
         this address, once it has been looked at (`nodes_examined`).
     """
-    import tempfile
-
     import psutil
 
     from marl_plugins.engine.hosts import cpu
-    from marl_plugins.engine.processes.private_folder import PREFIX, private_folder
+    from marl_plugins.engine.processes.private_folder import PREFIX, private_folder, short_path
 
     def starting(folder: str) -> str:
         return f"{sys.executable} -I -S {__file__} {os.path.join(folder, 'socket')}"
@@ -66,7 +64,7 @@ def fork_server(debug: bool) -> Iterator[str | None]:
     if os.environ.get("RAY_ADDRESS"):
         yield starting(f"/tmp/{PREFIX}{os.urandom(4).hex()}")
         return
-    with private_folder(tempfile.gettempdir()) as folder:
+    with private_folder(short_path()) as folder:
         with listening(os.path.join(folder, "socket")) as listener:
             server = start_server(listener, debug)
         try:
@@ -118,6 +116,9 @@ def serve(listener: socket.socket) -> None:
     while True:
         connection, _ = listener.accept()
         request, streams = _receive(connection)
+        if request is None:
+            connection.close()
+            continue
         if "ray" not in sys.modules:
             os.environ.update(
                 {
@@ -184,13 +185,16 @@ def _leave_rays_generator_alone() -> None:
     )
 
 
-def _receive(connection: socket.socket) -> tuple[ForkRequest, list[int]]:
-    """A request, which ends with a newline, and the worker's standard streams."""
+def _receive(connection: socket.socket) -> tuple[ForkRequest | None, list[int]]:
+    """A request, which ends with a newline, and the worker's standard streams; None where whoever
+    asks has ended meanwhile."""
     data, streams, _, _ = socket.recv_fds(connection, 2**20, 3)
     while not data.endswith(b"\n"):
-        data += connection.recv(2**20)
-    request: ForkRequest = json.loads(data)
-    return request, streams
+        more = connection.recv(2**20)
+        if not more:
+            return None, streams
+        data += more
+    return json.loads(data), streams
 
 
 def _become(request: ForkRequest, streams: list[int]) -> None:

@@ -23,6 +23,12 @@ HELD = "held"
 """Name of the file that a living run has locked."""
 
 
+def short_path() -> str:
+    """Returns the folder that those of runs lie in: paths of sockets have at most 107 characters,
+    hence not $TMPDIR."""
+    return os.environ.get("RAY_TMPDIR") or "/tmp"
+
+
 @contextmanager
 def private_folder(parent: str, *, kept: bool = False) -> Iterator[str]:
     """Provides a folder (0700) for the length of a run; those that were abandoned beside it are

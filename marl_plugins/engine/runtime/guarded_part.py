@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import RunEnded, RunPaused
@@ -44,7 +45,19 @@ class GuardedPart(StepPart):
 
     def source(self) -> AsyncGenerator[Sequence[Trajectory], None] | None:
         with self._faults:
-            return self.part.source()
+            source = self.part.source()
+        return None if source is None else self._groups(source)
+
+    async def _groups(
+        self, source: AsyncGenerator[Sequence[Trajectory], None]
+    ) -> AsyncGenerator[Sequence[Trajectory], None]:
+        async with aclosing(source):
+            while True:
+                with self._faults:
+                    group = await anext(source, None)
+                if group is None:
+                    return
+                yield group
 
     def arrived(self, trajectory: Trajectory) -> None:
         with self._faults:
