@@ -303,11 +303,14 @@ def test_an_engine_that_dies_while_it_is_paused_is_replaced_and_nobody_waits_for
 
     (said, restored, pool), _ = virtual_time.run(go())
     assert said[0] == ["pause_generation", "load", "resume_generation"] and len(restored) == 1
-    assert said[2] == {
-        "pause_generation": ["pause_generation", "load", "resume_generation"],
-        "load": ["pause_generation", "resume_generation"],
-        "resume_generation": [],
-    }[dies], "one that replaces it writes nothing either, until the others go on"
+    assert (
+        said[2]
+        == {
+            "pause_generation": ["pause_generation", "load", "resume_generation"],
+            "load": ["pause_generation", "resume_generation"],
+            "resume_generation": [],
+        }[dies]
+    ), "one that replaces it writes nothing either, until the others go on"
     assert pool.restarted == 1 and len(pool.engines) == 2 and pool.versions["p"] == (1,)
 
 

@@ -215,6 +215,8 @@ def test_the_sandbox_is_as_if_it_came_from_outside():
         "marl_plugins.builtin.agents.workflow",
         "marl_plugins.builtin.cases.gym",
         "marl_plugins.builtin.tools.python",
+        "marl_plugins.engine.hosts.cpu",
+        "marl_plugins.engine.processes.engine_actor",
         "marl_plugins.engine.processes.fork_server",
     }
 

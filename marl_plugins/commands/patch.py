@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_plugins.engine.hosts.patches import PatchedTree, load_series, recognise
+from marl_plugins.engine.hosts.patches import change, load_series, recognise
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 
 ABOUT = """\
@@ -20,10 +20,10 @@ Thin patches for a checkout of an upstream. Training with plugins requires none 
   openrlhf patch status --to ~/OpenRLHF         which patches the tree has
   openrlhf patch apply --to ~/OpenRLHF          all of them
   openrlhf patch apply --to ~/OpenRLHF 0004     one of them
-  openrlhf patch revert --to ~/OpenRLHF         back to the release, byte for byte
+  openrlhf patch revert --to ~/OpenRLHF         none
 
-A tree is changed only if every touched file is as released, or as released with some of these
-patches. A killed command is completed by the next `apply`, or undone by the next `revert`.
+They are in git's format, and `git apply` is what changes the tree. Where one of them fits neither
+forwards nor backwards, nothing is changed.
 """
 
 
@@ -38,18 +38,28 @@ def main(words: Sequence[str]) -> int:
     if options.command is None:
         parser.print_help()
         return 0
-    tree = recognise(options.to)
-    named = tree.series.select(options.names)
-    changed: list[str] = []
-    before = tree.states
+    root, series = recognise(options.to)
+    named = series.select(options.names)
+    before = {patch.name: patch.state(root) for patch in named}
     if options.command != "status":
-        interrupted = tree.in_state("interrupted")
-        kept = tree.in_state("applied")
-        changed = tree.change(
-            kept | interrupted | named if options.command == "apply" else kept - named
-        )
-        tree = recognise(options.to, [tree.series])
-    _print_report(tree, before, named, changed, options)
+        change(root, series, named, "applied" if options.command == "apply" else "absent")
+    patches = [
+        {"name": p.name, "title": p.title, "was": before[p.name], "state": p.state(root)}
+        for p in named
+    ]
+    if options.json:
+        host, version = series.tree.host, series.tree.version
+        report = {"tree": str(root), "host": host, "version": version, "patches": patches}
+        print(json.dumps(report, indent=2))
+        return 0
+    from marl_plugins.commands.tables import print_table
+
+    already = "" if options.command == "status" else "already "
+    rows = [
+        [f"{already if p['was'] == p['state'] else ''}{p['state']}", p["name"], p["title"]]
+        for p in patches
+    ]
+    print_table(f"{series.title} in {root}", ["state", "patch", "what it is for"], rows)
     return 0
 
 
@@ -83,57 +93,3 @@ def _build_parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
-
-
-def _print_report(
-    tree: PatchedTree,
-    before: dict[str, str],
-    named: frozenset[str],
-    changed: list[str],
-    options: argparse.Namespace,
-) -> None:
-    patches = [
-        p for p in tree.series.patches if p.name in named or before[p.name] != tree.states[p.name]
-    ]
-    if options.json:
-        report = {
-            "tree": str(tree.root),
-            "host": tree.series.tree.host,
-            "version": tree.series.tree.version,
-            "patches": [
-                {
-                    "name": p.name,
-                    "title": p.title,
-                    "was": before[p.name],
-                    "state": tree.states[p.name],
-                }
-                for p in patches
-            ],
-            "changed": changed,
-        }
-        print(json.dumps(report, indent=2))
-        return
-    from marl_plugins.commands.tables import print_table
-
-    already = "" if options.command == "status" else "already "
-    real = tree.root.resolve()
-    print_table(
-        f"{tree.series.title} in {tree.root}"
-        + (f" ({real})" if real != tree.root.absolute() else ""),
-        ["state", "patch", "what it is for"],
-        [
-            [
-                (already if before[p.name] == tree.states[p.name] else "") + tree.states[p.name],
-                p.name,
-                p.title,
-            ]
-            for p in patches
-        ],
-    )
-    if changed:
-        print("changed: " + ", ".join(changed))
-    if "interrupted" in tree.states.values():
-        print(
-            "a command was killed here: `openrlhf patch apply` completes it, `openrlhf patch "
-            "revert` undoes it"
-        )

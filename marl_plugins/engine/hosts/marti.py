@@ -58,9 +58,10 @@ def _package(root: Path) -> Path:
 def _check_defect(patch: Patch, checkout: Path) -> Finding:
     """A patch that git can take back is applied, one that it can apply is needed."""
     name, _, symptom = patch.title.partition(": ")
-    if not patch.apply(checkout, "--check", "-R"):
+    state = patch.state(checkout)
+    if state == "applied":
         return ok(name, f"fixed; it was: {symptom}")
-    if patch.apply(checkout, "--check"):
+    if state == "other":
         files = ", ".join(patch.files)
         return note(name, f"cannot tell whether {symptom}: {files} differ from the known release")
     fix = f"openrlhf patch apply {name} --to {shlex.quote(str(checkout))}"
