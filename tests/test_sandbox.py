@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading import load
 from refusals import briefs, refused
+from sandbox_contract import SandboxContract
 
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.trajectory import Task
@@ -33,7 +34,6 @@ from marl_plugins.sandbox import (
     open_sandbox,
 )
 from marl_plugins.sandbox.checks import check_sandbox, describe_sandbox
-from marl_plugins.sandbox.contract import SandboxContract
 from marl_plugins.sandbox.files import write_files
 from marl_plugins.sandbox.local import LocalSandbox
 from marl_plugins.sandbox.section import Level, SandboxConfig

@@ -21,10 +21,10 @@ from hostile_programs import processes_left
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
+from sandbox_contract import SandboxContract
 
 from marl_plugins.core.failures import InfrastructureFailure, RunPaused
 from marl_plugins.sandbox import Limits, Program, fusion, open_sandbox, remote
-from marl_plugins.sandbox.contract import SandboxContract
 from marl_plugins.sandbox.fusion import ServiceSandbox
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.sandbox.service import LARGEST_REQUEST_BYTES

@@ -1,11 +1,4 @@
-"""The promises of every back end of the sandbox (marl_plugins/sandbox/program.py), for its author
-to run.
-
-class TestMine(SandboxContract):
-    @classmethod
-    def open(cls, workspaces):
-        return open_mine(workspaces)       # an asynchronous context manager that gives a Sandbox
-"""
+"""The promises of every back end of the sandbox (marl_plugins/sandbox/program.py)."""
 
 from __future__ import annotations
 
