@@ -47,7 +47,6 @@ def no_real_accounts(monkeypatch, tmp_path):
         "CUDA_VISIBLE_DEVICES",
     ):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
 
 
 def static(capsys, *words):

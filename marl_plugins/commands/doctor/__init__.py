@@ -173,7 +173,7 @@ def examine(
         *upstream.check_upstream(),
         *versions.check_versions(installed, device, cards),
         upstream.check_operators(device),
-        *needs.check_extras(plan),
+        *needs.check_extras(),
         *services.check_trackers(plan.args.logger if plan else None),
         *planned,
         *(needs.check_devices(plan, cards) if plan else []),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,9 +30,6 @@ CHANGE_IT = (
     "change it in the recipe (openrlhf docs recipes) or on the command line (openrlhf docs flags)"
 )
 """What to do about a problem of the plan that does not say so itself."""
-
-BEHIND = dict.fromkeys(("marl_plugins.grading.right", "marl_plugins.grading.same"), "math_verify")
-"""Modules that functions of this package import when they are called, by the function."""
 
 
 def try_plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
@@ -98,67 +93,7 @@ def check_devices(run: Run, cards: Cards) -> list[Finding]:
     return [ok("layout", f"needs {total} GPUs ({parts}), {cards.visible} are available")]
 
 
-def check_extras(run: Run | None) -> list[Finding]:
-    """Returns the installed extras that are no plugin's, and modules that the recipe's own files
-    import; a missing one is an error if they import it."""
-    imported = imported_modules(run) if run is not None else {}
-    findings = [
-        check_extra(
-            extra,
-            modules,
-            what,
-            any(name in imported for name in modules if find_spec(name) is None),
-        )
-        for extra, (modules, what) in EXTRAS.items()
-    ]
-    known = {name for modules, _ in EXTRAS.values() for name in modules}
-    for name, file in imported.items():
-        siblings = file.parent / f"{name}.py", file.parent / name
-        if (
-            name not in known
-            and find_spec(name) is None
-            and not any(path.exists() for path in siblings)
-        ):
-            fix = f"pip install {name}, or its distribution if that has another name"
-            findings.append(error("extras", f"{file} imports {name}, which is not installed", fix))
-    return findings
-
-
-def imported_modules(run: Run) -> dict[str, Path]:
-    """Returns the top-level modules that the recipe's own files require, also inside functions,
-    each with a file that imports it."""
-    recipe = run.recipe
-    names = [
-        recipe.workflow,
-        recipe.grader,
-        recipe.tasks,
-        *(p for p in recipe.plugins if p.endswith(".py")),
-    ]
-    names += [file for section in run.sections.values() for file in section.modules()]
-    modules: dict[str, Path] = {}
-    for file in (run.folder / name for name in names if name and name.endswith(".py")):
-        for node in _required_nodes(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Import):
-                modules |= {alias.name.partition(".")[0]: file for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                modules[node.module.partition(".")[0]] = file
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-                modules |= {BEHIND[name]: file for name in names if name in BEHIND}
-    return modules
-
-
-def _required_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """A tree's nodes, except optional imports (`except ImportError`) and those for type
-    checkers."""
-    yield node
-    match node:
-        case ast.Try(handlers=[_, *_]) if any(
-            "ImportError" in ast.unparse(h) for h in node.handlers
-        ):
-            within: list[ast.AST] = [*node.handlers, *node.orelse, *node.finalbody]
-        case ast.If() if "TYPE_CHECKING" in ast.unparse(node.test):
-            within = list(node.orelse)
-        case _:
-            within = list(ast.iter_child_nodes(node))
-    for child in within:
-        yield from _required_nodes(child)
+def check_extras() -> list[Finding]:
+    """Returns the installed extras that are no plugin's. What the recipe's own files import has
+    been imported for the plan."""
+    return [check_extra(extra, modules, what, False) for extra, (modules, what) in EXTRAS.items()]

@@ -3,14 +3,10 @@ themselves (`marl_doctor`)."""
 
 from __future__ import annotations
 
-import netrc
-import os
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from marl_plugins.core.findings import Finding, error_if, note, ok
+from marl_plugins.core.findings import Finding, error_if, ok
 
 
 def check_trackers(logger: Any) -> list[Finding]:
@@ -32,9 +28,7 @@ def check_trackers(logger: Any) -> list[Finding]:
             )
         )
     if find_spec("wandb"):
-        findings.append(
-            note("wandb", f"installed; {describe_wandb_account(Path.home() / '.netrc')}")
-        )
+        findings.append(ok("wandb", "installed: --logger.wandb.key KEY"))
     else:
         findings.append(
             error_if(
@@ -42,18 +36,3 @@ def check_trackers(logger: Any) -> list[Finding]:
             )
         )
     return findings
-
-
-def describe_wandb_account(file: Path) -> str:
-    """Reports whether W&B knows an account for us; the key itself is not read."""
-    mode = os.environ.get("WANDB_MODE", "")
-    if mode in ("offline", "disabled", "dryrun"):
-        return f"{mode} ($WANDB_MODE)"
-    if os.environ.get("WANDB_API_KEY"):
-        return "the key is in $WANDB_API_KEY"
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    try:
-        known = netrc.netrc(os.environ.get("NETRC", file)).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        known = False
-    return f"logged in at {host}" if known else "not logged in (wandb login, or WANDB_MODE=offline)"
