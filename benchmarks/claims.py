@@ -46,7 +46,7 @@ COMMANDS = {
     "The demo over seeds": ["demo --control_seeds 1 --arms coach async frozen"],
     "A language model on two cores": [
         "laptop learn mails",
-        "laptop learn mathchat --arms full frozen",
+        "laptop learn mathchat",
     ],
     "Two assistants over a store": [
         f"learning {system} --arms {arms}"
