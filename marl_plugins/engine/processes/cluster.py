@@ -108,8 +108,8 @@ def reach_cluster(seconds: float = 5.0) -> None:
     deaf to SIGTERM, a wrong token for 20 s, and a port of something else for 35 s.
 
     Raises:
-        ConfigurationError: Nobody listens there, it is not Ray's head, or the token is not the
-            cluster's.
+        ConfigurationError: Nobody listens there, it is not Ray's head, the token is not the
+            cluster's, or it was started with another Ray or Python.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     host, _, port = address.rpartition("/")[2].rpartition(":")
@@ -125,10 +125,17 @@ def reach_cluster(seconds: float = 5.0) -> None:
             fix = "export the RAY_AUTH_MODE and RAY_AUTH_TOKEN with which the cluster was started"
             client = importlib.import_module("ray._raylet").GcsClient(address=address)
             client.internal_kv_get(b"", None, timeout=seconds)
-    except (OSError, AuthenticationError, RpcError) as error:
+            started_with = importlib.import_module("ray._common.usage.usage_lib")
+            utils = importlib.import_module("ray._private.utils")
+            utils.check_version_info(
+                started_with.get_cluster_metadata(client), socket.gethostname()
+            )
+    except (OSError, AuthenticationError, RpcError, RuntimeError) as error:
         if isinstance(error, RpcError):
             fix = "name the port of Ray's head, 6379 by default, not the dashboard's or a job's"
-        why = str(error).partition(". ")[0].rstrip(".")
+        elif isinstance(error, RuntimeError):
+            fix = "install the cluster's versions here, or start it with these"
+        why = " ".join(str(error).partition(". ")[0].rstrip(".").split())
         raise ConfigurationError(
             Problem("devices.ray", got=f"RAY_ADDRESS {address}: {why}", fix=fix)
         ) from error
