@@ -66,7 +66,10 @@ COMMANDS = {
     "A public game": ["learning environments --arms trained frozen"],
     "Trees instead of conversations": [
         *(f"learning {s} --arms conversations trees" for s in ("swarm", "task_graph")),
-        f"learning search --arms conversations trees {SEEDS}",
+        *(
+            f"learning search --arms conversations trees --seeds {seeds}"
+            for seeds in ("0 1 2 3 4", "5 6 7 8 9", "0 1 2 3 4 5 6 7 8 9")
+        ),
     ],
     "Two tasks of Sandbox-RL": [
         f"learning {s} --arms trained frozen" for s in ("trading", "spread")
