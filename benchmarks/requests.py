@@ -91,8 +91,8 @@ def main() -> None:
         ray.init(log_to_driver=False)
     else:
         ray.init(address="local", include_dashboard=False, num_cpus=2, log_to_driver=False)
-    start = ray.remote(Engine).options(max_concurrency=2000, num_cpus=0)
-    engine = start.remote(0.01)
+    actor = ray.remote(max_concurrency=2000, num_cpus=0)(Engine)
+    engine = actor.remote(0.01)
     ways = {"call": engine.sample.remote, "mailbox": Mailbox(engine).ask}
     print("| in flight | call | mailbox | ratio |\n|---|---|---|---|")
     for flight in FLIGHTS:
@@ -108,7 +108,7 @@ def main() -> None:
     here = ray.get_runtime_context().get_node_id()
     for node in sorted(ray.nodes(), key=lambda node: node["NodeID"] != here):
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        engine = start.options(scheduling_strategy=place).remote(0.0)
+        engine = actor.options(scheduling_strategy=place).remote(0.0)
         shown = []
         for ask in (engine.sample.remote, Mailbox(engine).ask):
             asyncio.run(latencies(ask, 20))
