@@ -140,3 +140,20 @@ def test_a_run_that_lost_a_node_is_resumed_as_if_nothing_had_been(phase, boot, s
     code, printed = followed(m1, shared, "$^", None, *command)
     assert code == 0 and "resuming after step" in printed, printed
     assert trained(folder) == whole
+
+
+def test_a_run_ends_whose_node_is_there_and_answers_nothing(boot, shared):
+    (shared / "phases.py").write_text(PHASES)
+    m1, m2 = boot(1), boot(2)
+    start_ray(m1, 2)
+    start_ray(m2, 2, m1)
+
+    def hang(_):
+        m2.run("pkill", "-STOP", "raylet")
+
+    command = [*words(shared / "hangs", "--max_steps", "4"), "--plugin", str(shared / "phases.py")]
+    phase = "update"
+    code, printed = followed(m1, shared, BEGINS[phase], hang, "env", f"PHASE={phase}", *command)
+    assert code == 1, printed
+    assert re.search(r"policy '\w+' \(process \d+ on m2\) died", printed), printed
+    assert re.search(r"step 2 is saved in \S+; resume with: ", printed), printed
