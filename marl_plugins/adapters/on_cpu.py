@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,18 +10,19 @@ from torch import Tensor
 
 from marl_plugins.adapters.checks import WITHOUT_ADAPTERS
 
-SMALL = 4096
-"""Weights of an adapter's matrix up to which a copy for each token is no slower."""
-
 
 def install() -> None:
     """Replaces what is wrong or slow; called before an engine starts."""
-    import vllm.lora.ops.torch_ops as exported
     from vllm.lora.model_manager import LoRAModelManager
-    from vllm.lora.ops.torch_ops import lora_ops
+    from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-    for module in (exported, lora_ops):
-        module.bgmv_shrink, module.bgmv_expand_slice = shrink, expand_slice
+    update = PunicaWrapperCPU.update_metadata
+
+    def with_rows(self: Any, *args: Any, **kwargs: Any) -> None:
+        update(self, *args, **kwargs)
+        self.rows = None
+
+    PunicaWrapperCPU.update_metadata, PunicaWrapperCPU.add_lora_linear = with_rows, add_products
     matches = LoRAModelManager._match_target_modules
 
     def but_the_head(self: Any, name: str, module: Any) -> bool:
@@ -32,45 +34,48 @@ def install() -> None:
     LoRAModelManager._match_target_modules = but_the_head
 
 
-def product(inputs: Tensor, weights: Tensor, adapters: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns each token's product with the weights of its adapter, (tokens, out).
+def rows_of(wrapper: Any, count: int) -> list[tuple[int, Tensor]]:
+    """Returns the adapters of a batch of tokens with the places of each one's; found once for all
+    layers."""
+    known: tuple[int, list[tuple[int, Tensor]]] | None = getattr(wrapper, "rows", None)
+    if known is None or known[0] != count:
+        adapters = wrapper._token_lora_indices[:count]
+        present = [adapter for adapter in adapters.unique().tolist() if adapter >= 0]
+        known = count, [(adapter, (adapters == adapter).nonzero()[:, 0]) for adapter in present]
+        wrapper.rows = known
+    return known[1]
 
-    vLLM copies the weights for each token, gigabytes for a prompt of thousands
-    (lora/ops/torch_ops/lora_ops.py:72).
+
+def add_products(
+    self: Any,
+    y: Tensor,
+    x: Tensor,
+    lora_a_stacked: Sequence[Tensor],
+    lora_b_stacked: Sequence[Tensor],
+    scale: float,
+    output_slices: Sequence[int],
+    **kwargs: Any,
+) -> None:
+    """In place of `add_lora_linear`, which takes the weights' copies for each token, gigabytes for
+    a prompt of thousands (lora/ops/torch_ops/lora_ops.py:72), or for a layer's every slice its
+    own.
 
     Args:
-        inputs: (tokens, in).
-        weights: (adapters, 1, out, in) or without the 1.
-        adapters: Number of each token's, (tokens); -1 is the last.
+        y: What is added to, (tokens, the slices together).
+        x: (tokens, in).
+        lora_a_stacked: (adapters, 1, rank, in) of each slice.
+        lora_b_stacked: (adapters, 1, slice, rank) of each slice.
     """
-    inputs, weights = inputs.to(dtype), weights.flatten(0, -3)
-    if weights[0].numel() <= SMALL:
-        return torch.einsum("bi, boi -> bo", inputs, weights[adapters].to(dtype))
-    outputs = inputs.new_empty(len(inputs), weights.shape[1])
-    for adapter in sorted({*adapters.tolist()}):
-        rows = adapters == adapter
-        outputs[rows] = inputs[rows] @ weights[adapter].to(dtype).T
-    return outputs
-
-
-def shrink(
-    inputs: Tensor, weights: Tensor, output: Tensor, adapters: Tensor, scaling: float = 1.0
-) -> None:
-    """In place of `bgmv_shrink`."""
-    products = product(inputs, weights, adapters, output.dtype)
-    output[:, : products.shape[1]] = scaling * products
-
-
-def expand_slice(
-    inputs: Tensor,
-    weights: Tensor,
-    output: Tensor,
-    adapters: Tensor,
-    offset: int,
-    size: int,
-    add_inputs: bool = True,
-) -> None:
-    """In place of `bgmv_expand_slice`."""
-    products = product(inputs, weights, adapters, output.dtype)
-    part = output[:, offset : offset + size]
-    part.copy_(part + products if add_inputs else products)
+    y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
+    for adapter, rows in rows_of(self, len(x)):
+        alone = len(rows) == len(x)
+        down = torch.cat([weights[adapter, 0] for weights in lora_a_stacked]).float()
+        between = scale * ((x if alone else x[rows]).float() @ down.T)
+        parts = torch.split(between, [weights.shape[2] for weights in lora_a_stacked], 1)
+        outputs = torch.split(y, list(output_slices), 1)
+        for part, up, output in zip(parts, lora_b_stacked, outputs, strict=True):
+            product = part @ up[adapter, 0].float().T
+            if alone:
+                output += product
+            else:
+                output[rows] = (output[rows] + product).to(output.dtype)
