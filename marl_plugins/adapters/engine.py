@@ -104,7 +104,7 @@ class AdapterEngine(RolloutActor):
         equals."""
         self.loaded: set[str] = set()
         """The policies whose adapters are there, since the engine has started or woken."""
-        if cpu.device() == "cpu":
+        if cpu.without_accelerator():
             on_cpu.install()
         slots = len(adapters) + 1
         kwargs |= {
