@@ -4,17 +4,20 @@
     1. recipes/mathchat/tiny.yaml with its rubric, a few steps: what a coach says of each action
     2. `openrlhf export --table verdicts`: supervised data, under the short prompts below
     3. the coder's model of that run, which can copy, learns to answer like that: the judge
-    4. the recipe again with that policy as its coach, which is shown no label:
+    4. the recipe again with that policy as its coach, which is shown no label, four samples of
+       each of eight tasks a step:
 
-    trained    --coach.train_every 1
-    frozen     the same with learning rate 0 for the judge, so that its answers are sampled in both
+    frozen     learning rate 0 for the judge, whose answers are sampled as in the next two
+    trained    --coach.train_every 1, on outcomes
+    effect     --coach.train_every 1 --coach.learn effect
+    outcome    no judge: every action is rewarded with the outcome
 
 Scores are measured against outcomes in every step before the judge is trained on it, and no task
-comes twice: the trajectories are
-held out. Calibration error: the mean over the roles of the mean distance of score and share of
-successes, in ten bins of equal size, over the last ten steps; beside it Brier's score, the area
-under the ROC curve, and success of the agents on held-out problems before and at the end. Means
-over seeds with each of them. Finished runs in FOLDER are not repeated.
+comes twice: the trajectories are held out. Calibration error: the mean over the roles of the mean
+distance of score and share of successes, in ten bins of equal size, over the last ten steps; beside
+it Brier's score, the area under the ROC curve, and success of the agents on held-out problems before
+and at the end. Means over seeds with each of them, and the agents' last success against that with
+the frozen judge. Finished runs in FOLDER are not repeated.
 """
 
 from __future__ import annotations
@@ -40,7 +43,12 @@ from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.engine.runtime import warm_start
 
-ARMS: dict[str, list[str]] = {"trained": [], "frozen": ["--policy.judge.actor.adam.lr", "0"]}
+ARMS: dict[str, list[str]] = {
+    "frozen": ["--policy.judge.actor.adam.lr", "0"],
+    "trained": [],
+    "effect": ["--coach.learn", "effect"],
+    "outcome": [],
+}
 PROMPT = """\
 {task}
 {before}
@@ -163,35 +171,31 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    words = ["--recipe", recipe(options.out, judge(options.out)), "--max_steps", str(options.steps)]
-    words += [
-        "--rollout.batch_size",
-        "32",
-        "--train.batch_size",
-        "32",
-        "--eval.steps",
-        str(options.steps),
-    ]
-    found: dict[str, list[list[float]]] = {arm: [] for arm in ARMS}
-    for seed in options.seeds:
-        for arm, flags in ARMS.items():
-            train(arm, [*words, *flags], seed, options.out)
-            folder = options.out / f"{arm}-{seed}"
-            success = list(curve(folder, "eval/outcome").values())
-            last = (options.steps - LAST + 1, options.steps)
-            found[arm].append([*quality(folder, last), success[0], success[-1]])
+    judged = recipe(options.out, judge(options.out))
+    words = ["--max_steps", str(options.steps), "--eval.steps", str(options.steps)]
+    words += ["--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "4"]
+    words += ["--train.batch_size", "32"]
+    last = (options.steps - LAST + 1, options.steps)
     print(
         "| arm | seeds | calibration error | Brier | area under ROC | no verdict | agents before | "
-        "after |"
+        "after | over frozen, points |"
     )
-    print("|---" * 8 + "|")
-    for arm, runs in found.items():
-        print(
-            f"| {arm} | {len(runs)} | "
-            f"{' | '.join(cell(list(column)) for column in zip(*runs, strict=True))} |"
-        )
-    over = points([a[-1] - b[-1] for a, b in zip(found["trained"], found["frozen"], strict=True)])
-    print(f"\nagents with the trained judge over those with the frozen one, in points: {over}")
+    print("|---" * 9 + "|")
+    ends: dict[str, list[float]] = {}
+    for arm, flags in ARMS.items():
+        columns = []
+        chosen = str(MATHCHAT / "tiny_outcome.yaml") if arm == "outcome" else judged
+        for seed in options.seeds:
+            train(arm, ["--recipe", chosen, *words, *flags], seed, options.out)
+            folder = options.out / f"{arm}-{seed}"
+            success = list(curve(folder, "eval/outcome").values())
+            said = [] if arm == "outcome" else quality(folder, last)
+            columns.append([*said, success[0], success[-1]])
+        each = [list(column) for column in zip(*columns, strict=True)]
+        ends[arm] = each[-1]
+        cells = [""] * (6 - len(each)) + [cell(column) for column in each]
+        over = points([a - b for a, b in zip(ends[arm], ends["frozen"], strict=True)])
+        print(f"| {arm} | {len(columns)} | {' | '.join(cells)} | {over} |", flush=True)
 
 
 if __name__ == "__main__":
