@@ -15,9 +15,9 @@
 Scores are measured against outcomes in every step before the judge is trained on it, and no task
 comes twice: the trajectories are held out. Calibration error: the mean over the roles of the mean
 distance of score and share of successes, in ten bins of equal size, over the last ten steps; beside
-it Brier's score, the area under the ROC curve, and success of the agents on held-out problems before
-and at the end. Means over seeds with each of them, and the agents' last success against that with
-the frozen judge. Finished runs in FOLDER are not repeated.
+it Brier's score, the area under the ROC curve, and success of the agents on held-out problems
+before and at the end. Means over seeds with each of them, and the agents' last success against that
+with the frozen judge. Finished runs in FOLDER are not repeated.
 """
 
 from __future__ import annotations
