@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from marl_plugins.core.trajectory import Action, File, Generation, Task, ToolResult, Trajectory
 from marl_plugins.engine.records.record_form import check_form
 
@@ -189,18 +191,9 @@ def _tokens(action: Action, trainer_logprobs: bool) -> dict[str, Any]:
 
 
 def spelled(values: Sequence[float]) -> list[float]:
-    """Spells float32 values with the fewest digits, nine at most, that give the same float32; their
-    float64 would have seventeen."""
-    return [_shortest(value) for value in array("f", values)]
-
-
-def _shortest(value: float) -> float:
-    """A decimal of few digits that is the same float32."""
-    for digits in (7, 8):
-        short = float(f"{value:.{digits}g}")
-        if array("f", (short,))[0] == value:
-            return short
-    return float(f"{value:.9g}")
+    """Spells float32 values with the fewest digits that give the same float32; their float64 would
+    have seventeen."""
+    return [float(str(value)) for value in np.asarray(values, dtype=np.float32)]
 
 
 def _read(values: Sequence[float]) -> tuple[float, ...]:

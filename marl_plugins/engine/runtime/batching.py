@@ -228,13 +228,10 @@ async def hand_out(
         rank_batches, rows, ranks_of(group), steps, limit, seed, epochs, extra
     )
     await processes.await_work(
-        doing, *group.async_run_method_batch("append", experience=batches.parts)
-    )
-    await processes.await_work(
-        doing, *group.async_run_method_batch("lay_out", epochs=batches.epochs)
-    )
-    await processes.await_work(
-        doing, *group.async_run_method("prepare_fit", batches.layout.accumulation, seed)
+        doing,
+        *group.async_run_method_batch("append", experience=batches.parts),
+        *group.async_run_method_batch("lay_out", epochs=batches.epochs),
+        *group.async_run_method("prepare_fit", batches.layout.accumulation, seed),
     )
     for call in (*batches.calls, *prepared.calls) if of_policy else ():
         await processes.extension(call.extension, call.method, *call.arguments)
