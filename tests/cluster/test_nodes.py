@@ -16,6 +16,7 @@ RANKS = ("--mapping", "shared", "--actor.num_nodes", "3")
 ON_TWO = {
     "ranks of one policy": ("vote/tiny.yaml", *RANKS),
     "ranks of one policy, ZeRO 2": ("vote/tiny.yaml", *RANKS, "--ds.zero_stage", "2"),
+    "ranks of one policy, ZeRO 3": ("vote/tiny.yaml", *RANKS, "--ds.zero_stage", "3"),
     "ranks of adapters": ("mathchat/tiny_adapters.yaml", "--actor.num_nodes", "3"),
 }
 SMALL = ("--rollout.batch_size", "16", "--train.batch_size", "16")
