@@ -138,7 +138,7 @@ async def large(gigabytes: float, with_model: bool) -> None:
     from marl_plugins.engine.processes import cluster
     from marl_plugins.engine.processes.engines import RestartBudget, substituted
     from marl_plugins.engine.processes.pieces import PIECE_BYTES, piece_of
-    from marl_plugins.engine.runtime.policy import UpstreamPolicy
+    from marl_plugins.engine.runtime.policy import UpstreamPolicy, start
     from marl_plugins.engine.runtime.session import Session
 
     layers = max(1, round(gigabytes * 1e9 / 4 / (10 * 1024**2))) if with_model else 1
@@ -156,7 +156,7 @@ async def large(gigabytes: float, with_model: bool) -> None:
         name = run.run.policies[0].name
         args, tokenizer = session.args[name], session.chats[name].tokenizer
         policy = UpstreamPolicy(spec, args, "cpu", tokenizer, 100, RestartBudget(0), 600.0)
-        policy.start()
+        start([policy], 600.0)
         place = policy.engines.engines[0].where
         assert place is not None
         processes = {"engine": place.pid, "vLLM": place.family[1][0]}

@@ -129,7 +129,7 @@ def test_adapters_that_share_a_model_are_upstreams_own_on_models_of_their_own(
     start(list(alone.values()), 600.0)
     expected = asyncio.run(two_steps(alone))
     for policy in alone.values():
-        policy.stop()
+        policy.kill()
 
     backend = SharedBases()
     backend.open(run)
@@ -166,7 +166,7 @@ def test_adapters_that_share_a_model_are_upstreams_own_on_models_of_their_own(
         policy.processes.args.ckpt.load_enable = True
     load(made)
     same(run_alone(made, two_steps(made)), after)
-    made["p"].stop()
+    made["p"].kill()
 
 
 @pytest.mark.usefixtures("cluster")
@@ -228,7 +228,7 @@ def test_gradients_of_adapters_during_the_rollout_are_each_its_own(relay):
     for name in made:
         assert without[name].norm() > 1e-3
         assert (found[name] - without[name]).norm() / without[name].norm() < 1e-5
-    made["p"].stop()
+    made["p"].kill()
 
 
 # --- engines
@@ -371,4 +371,4 @@ def test_one_engine_answers_for_adapters_and_for_the_model_beside_them(relay):
             await handle.load_state.remote([ray.put([blob])], "still", 3)
 
     asyncio.run(go())
-    p.stop()
+    p.kill()

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from engines.test_policies import arguments, launch, load_stage, recorded_rows, weights
+from engines.test_policies import arguments, launch, load_stage, recorded_rows, wait, weights
 
 from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.engine.runtime.experience import estimate
@@ -42,10 +42,10 @@ def hosts(cluster, relay):
         args.train.batch_size, args.ds.param_dtype = 3 * ranks, "fp32"
         found[ranks] = launch(args, ["marl_plugins.streaming.worker:AccumulatedGradients"])
     for host in found.values():
-        host.wait()
+        wait(host)
     yield found
     for host in found.values():
-        host.stop()
+        host.kill()
 
 
 async def whole(host, rows, estimator):
@@ -86,7 +86,7 @@ def test_the_weights_after_the_step_are_those_without_it(hosts, ranks, stage, la
 
     def fresh():
         host.load()
-        host.wait()
+        wait(host)
 
     fresh()
     metrics, without = stepped(host, asyncio.run(whole(host, rows, estimator)))

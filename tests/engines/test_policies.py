@@ -48,7 +48,7 @@ from marl_plugins.engine.runtime.crediting import check_versions
 from marl_plugins.engine.runtime.experience import estimate, forwarded, row_experience
 from marl_plugins.engine.runtime.layout import Limit, plan_layout
 from marl_plugins.engine.runtime.penalties import apply_length_penalties
-from marl_plugins.engine.runtime.policy import UpstreamPolicy
+from marl_plugins.engine.runtime.policy import UpstreamPolicy, start, wait_until_loaded
 from marl_plugins.engine.runtime.session import Session
 from marl_plugins.engine.runtime.tiny_model import resolve
 
@@ -144,10 +144,10 @@ def arguments(relay, *flags):
     recipe = relay / "policies.yaml"
     recipe.write_text("extends: recipe.yaml\nmodel: tiny\n")
     text = (relay / "recipe.yaml").read_text()
-    start, stop = text.index("policies:"), text.index("flags:\n  rollout")
+    begin, end = text.index("policies:"), text.index("flags:\n  rollout")
     (relay / "recipe.yaml").write_text(text)
     bare = relay / "bare.yaml"
-    bare.write_text(text[:start] + text[stop:])
+    bare.write_text(text[:begin] + text[end:])
     run = build_plan(["--recipe", str(bare), *words[2:]]).run
     args = run.policy_args["p"]
     args.actor.model_name_or_path = resolve("tiny")
@@ -201,6 +201,11 @@ def launch(args, extensions=(), before=None):
     return policy
 
 
+def wait(*policies):
+    """Waits until policies that were launched have loaded."""
+    wait_until_loaded(policies, 600.0)
+
+
 @pytest.fixture(scope="module")
 def hosts(cluster, relay):
     """Ours and one driven by upstream's loop, one rank each; and one on two ranks, whose ZeRO stage
@@ -225,8 +230,7 @@ def hosts(cluster, relay):
         else:
             args.ds.param_dtype = "fp32"
         launched[name] = launch(args)
-    for policy in launched.values():
-        policy.wait()
+    wait(*launched.values())
     yield launched
     for policy in launched.values():
         policy.kill()
@@ -238,7 +242,7 @@ def load_stage(host, stage):
     if host.args.ds.zero_stage != stage:
         host.args.ds.zero_stage = stage
         host.load()
-        host.wait()
+        wait(host)
     return host
 
 
@@ -335,7 +339,7 @@ def test_ranks_that_share_the_weights_load_the_same_ones(hosts):
     for stage in (0, 3):
         host.args.ds.zero_stage = stage
         host.load()
-        host.wait()
+        wait(host)
         found.append((weights(host), asyncio.run(host.forward(rows)).tokens))
     (one, mine), (two, theirs) = found
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
@@ -612,7 +616,7 @@ def test_the_average_of_weights_is_taken_of_every_optimiser_step_on_two_ranks(
     )
     host.args.train.ema_beta, host.args.train.enable_ema = 0.7, True
     host.load()
-    host.wait()
+    wait(host)
     host.training.extensions, host.args.train.enable_ema = (), False
     record_weights(host)
     for number in range(2):
@@ -656,7 +660,7 @@ def test_a_follower_answers_as_the_version_that_it_holds(hosts):
         spec, args, "cpu", followed.processes.tokenizer, 100, RestartBudget(0), 600.0
     )
     follower.followed = followed
-    follower.start()
+    start([follower], 600.0)
 
     async def answers():
         """What its engine says to eight contexts, as rows of the policy that it follows."""
@@ -685,7 +689,7 @@ def test_a_follower_answers_as_the_version_that_it_holds(hosts):
         return [g.ids for g in generations], [p for g in generations for p in g.logprobs]
 
     async def compare():
-        start = await follower.weights()
+        original = await follower.weights()
         assert await follower.sync(1)
         early = await answers()
         ids, logprobs = sampled(early)
@@ -698,7 +702,7 @@ def test_a_follower_answers_as_the_version_that_it_holds(hosts):
         new, old = [(await followed.forward(rows)).drift for rows in (late, early)]
         assert new < 0.01 and old > 3 * new
         (engine,) = follower.engines.engines
-        assert await follower.hold(start, 1)
+        assert await follower.hold(original, 1)
         again = [sampled(await answers())]
         await engine.handle.load_state.remote(
             await followed.processes.weights(), "q", 2
@@ -711,7 +715,7 @@ def test_a_follower_answers_as_the_version_that_it_holds(hosts):
     try:
         asyncio.run(compare())
     finally:
-        follower.stop()
+        follower.kill()
 
 
 @pytest.fixture
@@ -770,7 +774,7 @@ def start_with_critic(folder, *flags, dtype="bf16"):
     if dtype == "fp32":
         in_float32(host.training.handles())
     host.load()
-    host.wait()
+    wait(host)
     return host, session.estimator, checkpoints
 
 
@@ -791,7 +795,7 @@ def test_policy_and_critic_train_save_and_resume_as_one(with_critic, tmp_path):
     """Three steps with a save after the second; processes that resume from it repeat the third,
     metrics and weights."""
     host, estimator, checkpoints = with_critic
-    rows, found, start = recorded_rows(11, seed=1), [], critic_weights(host)
+    rows, found, untrained = recorded_rows(11, seed=1), [], critic_weights(host)
     for number in (1, 2, 3):
         found.append(asyncio.run(gae_step(host, estimator, number, rows)))
         if number == 2:
@@ -805,18 +809,18 @@ def test_policy_and_critic_train_save_and_resume_as_one(with_critic, tmp_path):
             assert metrics[f"{name}fill_rows"] == layout.fill
         assert metrics["critic_grad_norm"] > 0
     assert found[2]["critic_loss"] < found[0]["critic_loss"]
-    assert not all(torch.equal(a, b) for a, b in zip(start, critic_weights(host), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(untrained, critic_weights(host), strict=True))
     asyncio.run(host.save_model())
     saved = safetensors.torch.load_file(tmp_path / "out" / "shared_critic" / "model.safetensors")
     torch.testing.assert_close(saved["score.weight"], critic_weights(host)[-1])
 
     one, critic = weights(host), critic_weights(host)
     processes = [handle._actor_id for handle in host.training.handles()]
-    host.stop()  # and the same object starts them again, from what was saved
+    host.kill()  # and the same object starts them again, from what was saved
     assert not list(host.training.handles())
     assert checkpoints.open(resume=True)["step"] == 2
     host.args.ckpt.load_enable = True
-    host.start()
+    start([host], 600.0)
     assert not {handle._actor_id for handle in host.training.handles()} & set(processes)
     assert asyncio.run(gae_step(host, estimator, 3, rows)) == found[2]
     assert all(torch.equal(a, b) for a, b in zip(critic_weights(host), critic, strict=True))
@@ -852,7 +856,7 @@ def test_a_stopped_rank_is_ended_and_ends_the_run(with_critic):
         in str(ended.value)
     )
     assert f"process {pid} on {socket.gethostname()} (stopped)" in str(ended.value)
-    host.stop()
+    host.kill()
     assert wait_until(lambda: not psutil.pid_exists(pid))
 
 
@@ -875,10 +879,10 @@ def test_a_process_that_dies_between_two_pieces_of_its_weights_ends_the_run(rela
         PolicyActor._pieces = some
 
     host = launch(copy.deepcopy(arguments(relay)), before=die_between)
-    host.wait()
+    wait(host)
     with pytest.raises(RunEnded, match=r"of policy 'p' .* died while the policy gave its weights"):
         asyncio.run(host.processes.weights())
-    host.stop()
+    host.kill()
 
 
 def test_forward_passes_pad_their_dispatch_to_the_ranks(hosts):
@@ -901,7 +905,7 @@ def test_rows_that_are_forwarded_as_they_arrive_are_as_at_once_bit_for_bit(hosts
     out."""
     host, draw = hosts[name], random.Random(7)
     host.load()  # again: a test before this one has made weights that are not finite
-    host.wait()
+    wait(host)
     trajectories = [conversations(seed, 4) for seed in range(9)]
     for number, action in enumerate(a for t in trajectories for a in t.actions):
         shown = [3 + i % 256 for i in action.shown_ids]  # 16 tokens or more, see docs/decisions.md

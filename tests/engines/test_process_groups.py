@@ -10,7 +10,7 @@ import pytest
 import ray
 import torch
 from engines.relay import wait_until
-from engines.test_policies import arguments, launch, recorded_rows, step, weights
+from engines.test_policies import arguments, launch, recorded_rows, step, wait, weights
 from transformers import AutoTokenizer
 
 from marl_plugins.builtin.gae import Gae
@@ -65,7 +65,7 @@ def test_another_process_goes_on_with_the_state_bit_for_bit(relay, monkeypatch, 
     args = copy.deepcopy(arguments(relay, *flags, *FLAGS))
     args.train.batch_size, args.ds.param_dtype = 3 * ranks, dtype
     one = launch(args)
-    one.wait()
+    wait(one)
     for n in (1, 2):
         asyncio.run(step(one, recorded_rows(13, seed=n), 2, n))
     kept = states(one)
@@ -75,10 +75,10 @@ def test_another_process_goes_on_with_the_state_bit_for_bit(relay, monkeypatch, 
         size > 12 * parameters / ranks for size in sizes
     )  # Adam's moments and float32 weights
     undisturbed, tokens = three_steps(one)
-    one.stop()
+    one.kill()
 
     two = launch(args)
-    two.wait()
+    wait(two)
     ray.get(
         [
             handle.set_state.remote(*state)
@@ -86,7 +86,7 @@ def test_another_process_goes_on_with_the_state_bit_for_bit(relay, monkeypatch, 
         ]
     )
     again, same_tokens = three_steps(two)
-    two.stop()
+    two.kill()
     for (metrics, one_weights), (same, two_weights) in zip(undisturbed, again, strict=True):
         assert same == metrics
         assert all(torch.equal(value, two_weights[name]) for name, value in one_weights.items())
@@ -147,7 +147,7 @@ def test_policies_that_share_seats_compute_what_they_compute_alone(relay, name, 
     alone = policies(args, names)
     expected = asyncio.run(two_joint_steps(alone, estimator))
     for policy in alone:
-        policy.stop()
+        policy.kill()
 
     backend = SharedSeats(Seating(seats))
     backend.room = room = SeatRoom(Seating(seats), name == "gae", 600.0, state=1e8)

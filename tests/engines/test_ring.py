@@ -14,6 +14,7 @@ from engines.test_policies import (
     launch,
     prepare,
     recorded_rows,
+    wait,
     weights,
 )
 from ray import cloudpickle
@@ -40,8 +41,7 @@ def test_a_ring_of_ranks_trains_as_one_rank_does(relay):
         args.ds.ring_attn_size, args.ds.zero_stage, args.ds.param_dtype = ring, stage, "fp32"
         args.train.batch_size = args.train.micro_batch_size * ranks
         made[name] = launch(args, before=ring_attention.install)
-    for policy in made.values():
-        policy.wait()
+    wait(*made.values())
     assert ranks_of(made["rings"].group) == 2
     for number, rows in enumerate(
         [recorded_rows(9, seed=1), conversation_rows(6, seed=2)], start=1
@@ -62,4 +62,4 @@ def test_a_ring_of_ranks_trains_as_one_rank_does(relay):
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=0, atol=2e-5)
     for policy in made.values():
-        policy.stop()
+        policy.kill()

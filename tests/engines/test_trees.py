@@ -16,6 +16,7 @@ from engines.test_policies import (
     launch,
     load_stage,
     start_with_critic,
+    wait,
 )
 from simulated import DraftAction as Action
 
@@ -75,10 +76,10 @@ def hosts(cluster, relay):
         args.ds.param_dtype = "fp32"
         made[ranks] = launch(args, [STREAMED])
     for host in made.values():
-        host.wait()
+        wait(host)
     yield made
     for host in made.values():
-        host.stop()
+        host.kill()
 
 
 async def by_parts(host, rows, estimator):
@@ -101,7 +102,7 @@ def test_a_step_is_that_of_the_sequences_by_themselves(hosts, ranks, stage, way)
     steps = {}
     for trees in (False, True):
         host.load()
-        host.wait()
+        wait(host)
         as_trees(host, trees)
         prepared = asyncio.run(way(host, rows, ESTIMATOR))
         metrics, change = stepped(host, prepared)
@@ -157,7 +158,7 @@ def test_adapters_of_one_model(relay):
         assert apart.norm() > 0
         assert (together - apart).norm() / apart.norm() < 1e-5
     for policy in made.values():
-        policy.stop()
+        policy.kill()
 
 
 @pytest.mark.usefixtures("cluster")
@@ -170,7 +171,7 @@ def test_a_policy_and_its_critic_on_two_ranks(tmp_path):
     start = critic_weights(host)
     for trees in (False, True):
         host.load()
-        host.wait()
+        wait(host)
         as_trees(host, trees)
         assert all(torch.equal(a, b) for a, b in zip(critic_weights(host), start, strict=True))
         metrics, change = stepped(host, asyncio.run(whole(host, rows, estimator)))

@@ -2,7 +2,7 @@
 
     start([policy])                 all policies of a run at the same time
     forward, update, sync, save     the steps of the training loop
-    policy.stop()                   its devices are free; it may be started again
+    policy.kill()                   all its processes end
 
 A frozen policy has engines only.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 import torch
-from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, RayTaskError
 
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.policy import Policy
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
     from openrlhf.trainer.ray.launcher import RayActorGroup
     from ray import ObjectRef
-    from ray.actor import ActorHandle
     from transformers import PreTrainedTokenizerBase
 
 P = ParamSpec("P")
@@ -181,14 +180,6 @@ class UpstreamPolicy(PolicyEngines):
         self.starting = self.training.load() if self.training is not None else []
         self.starting += [handle.identify.remote(self.name, self.version) for handle in handles]
 
-    def wait(self) -> None:
-        """Waits until everything is loaded; see `wait_until_loaded`."""
-        wait_until_loaded([self], self.engines.silence)
-
-    def start(self) -> None:
-        """Starts all processes and waits for them."""
-        start([self], self.engines.silence)
-
     def kill(self) -> None:
         """Ends all processes at once, whatever they are doing."""
         if self.training is not None:
@@ -197,20 +188,6 @@ class UpstreamPolicy(PolicyEngines):
         if self._shared is not None and self.processes.lasting:
             ray.util.remove_placement_group(self._shared.group)
         self._shared = None
-
-    def stop(self) -> None:
-        """Ends all processes and waits until they are gone, so that their devices are free; the
-        policy may be started again.
-
-        What is not saved is lost; a start with `--ckpt.load_enable` loads the last saved step.
-        """
-        handles = [
-            *(self.training.handles() if self.training is not None else ()),
-            *self.engines.handles,
-        ]
-        self.kill()
-        for handle in handles:
-            _wait_until_dead(handle)
 
     @while_active
     async def forward(
@@ -453,15 +430,3 @@ def _wait(policies: Sequence[UpstreamPolicy], silence: float) -> None:
             raise not_started(owner.name, owner.args.actor.model_name_or_path, error) from error
     for policy in policies:
         policy.starting = []
-
-
-def _wait_until_dead(handle: ActorHandle, seconds: float = 30.0) -> None:
-    """Waits until a killed actor's process has ended."""
-    try:
-        ray.get(handle.__ray_ready__.remote(), timeout=seconds)
-    except DEATHS:
-        return
-    except GetTimeoutError:
-        raise TimeoutError(
-            f"a process of {handle} still runs {seconds:g} s after it was killed"
-        ) from None
