@@ -89,6 +89,12 @@ class Template:
         """`python -m marl_plugins WORDS` here, with its output in two open files."""
         return self._forked([module, *words], environment, [out, errors])
 
+    def run(self, words, folder):
+        """The same, until it has ended: its exit code and what it has printed, out and errors."""
+        with (folder / "out").open("w") as out, (folder / "errors").open("w") as errors:
+            code = self.start(words, {**os.environ}, out, errors).wait(timeout=400)
+        return code, (folder / "out").read_text(), (folder / "errors").read_text()
+
     def start_server(self, listener, debug):
         """A fork server, in the place of
         `marl_plugins.engine.processes.fork_server.start_server`."""

@@ -2,10 +2,7 @@
 it where the cache does not have it."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -51,9 +48,9 @@ def held_out(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(base, held_out, tmp_path_factory):
+def run(base, held_out, tmp_path_factory, template):
     flags = ["--sequences", "trees", *FEW, *held_out, "--eval.steps", "2"]
-    return Started(tmp_path_factory.mktemp("laptop"), RECIPE, *flags).run()
+    return Started(tmp_path_factory.mktemp("laptop"), RECIPE, *flags, template=template).run()
 
 
 def test_the_end_of_a_turn_is_the_templates(base):
@@ -95,12 +92,11 @@ def test_saved_adapters_are_what_the_engines_had_wherever_they_lie(run, base, tm
         assert differences and sum(differences) / len(differences) < NATS
 
 
-def test_saved_adapters_evaluate_as_the_run_did(run, held_out):
-    words = [sys.executable, "-m", "marl_plugins", "eval", "--recipe", RECIPE, "--json"]
-    words += ["--models", str(run.output), *held_out]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ})
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1])["part/right"] == pytest.approx(
+def test_saved_adapters_evaluate_as_the_run_did(run, held_out, template, tmp_path):
+    words = ["eval", "--recipe", RECIPE, "--json", "--models", str(run.output), *held_out]
+    code, out, errors = template.run(words, tmp_path)
+    assert code == 0, errors[-3000:]
+    assert json.loads(out.splitlines()[-1])["part/right"] == pytest.approx(
         run.evaluations[-1]["eval/part/right"], abs=0.02
     )
 

@@ -2,7 +2,6 @@
 resumption."""
 
 import json
-import os
 import shutil
 from collections import Counter, defaultdict
 
@@ -233,11 +232,9 @@ def test_saved_weights_evaluate_as_the_run_did(undisturbed, relay, template, tmp
     place of the workflow."""
     recipe, models = str(relay / "program.yaml"), str(undisturbed.output)
     words = ["eval", "--recipe", recipe, "--models", models, "--only", "first", "second", "--json"]
-    with (tmp_path / "out").open("w+") as out, (tmp_path / "errors").open("w+") as errors:
-        code = template.start(words, {**os.environ}, out, errors).wait(timeout=400)
-        assert code == 0, errors.seek(0) or errors.read()[-3000:]
-        out.seek(0)
-        result = json.loads(out.readlines()[-1])
+    code, out, errors = template.run(words, tmp_path)
+    assert code == 0, errors[-3000:]
+    result = json.loads(out.splitlines()[-1])
     last = undisturbed.evaluations[-1]
     assert {k: result[k] for k in ("outcome", "low", "high", "lost")} == {
         k: last[f"eval/{k}"] for k in ("outcome", "low", "high", "lost")
