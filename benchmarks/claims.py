@@ -85,6 +85,7 @@ COMMANDS = {
         "dsbench --steps 40",
         f"dsbench --steps 40 --arms strict outcome {SEEDS}",
         "dsbench --steps 40 --arms to_go shared shifted outcome",
+        "dsbench --steps 40 --arms own own_to_go",
         "dsbench --steps 20 --arms easy_strict easy_outcome",
     ],
 }
@@ -221,7 +222,8 @@ def compared(out: Path) -> str:
     """What the section on coaches compares beside its tables: arms of three or five seeds, after 20
     and 40 steps."""
     lines = []
-    for one, other in itertools.combinations(("strict", "outcome", "to_go", "shared"), 2):
+    pairs = itertools.combinations(("strict", "outcome", "to_go", "shared"), 2)
+    for one, other in (*pairs, ("own", "own_to_go")):
         for seeds, step in itertools.product((3, 5), (20, 40)):
             runs = [[out / "dsbench" / f"{arm}-{n}" for n in range(seeds)] for arm in (one, other)]
             if all(run.exists() for each in runs for run in each):
