@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from marl_plugins.core.trajectory import Action, File, Generation, Task, ToolResult, Trajectory
 from marl_plugins.engine.records.record_form import check_form
 
@@ -193,6 +191,8 @@ def _tokens(action: Action, trainer_logprobs: bool) -> dict[str, Any]:
 def spelled(values: Sequence[float]) -> list[float]:
     """Spells float32 values with the fewest digits that give the same float32; their float64 would
     have seventeen."""
+    import numpy as np  # not above: light commands read records
+
     return [float(str(value)) for value in np.asarray(values, dtype=np.float32)]
 
 
