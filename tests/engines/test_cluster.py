@@ -84,8 +84,8 @@ def seen(relay):
 
     run = python(RUN, relay)
     found = json.loads(run.stdout.readline() or run.communicate()[1][-2000:])
-    # Else it looks for the node at another address, for minutes, and for 30 s at this one.
-    here = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_py_gcs_connect_timeout_s": "5"}
+    # Else it looks for the node at another address, for minutes.
+    here = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     tokens = ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32})
     intruders = [python(INTRUDER, found["address"], **here, **env) for env in tokens]
     found["intruders"] = [
