@@ -61,8 +61,8 @@ from marl_plugins.engine.runtime.experience import (
     ForwardedExperience,
     estimate,
     forwarded,
-    sequence_experience,
     sequences_apart,
+    tree_batch,
     tree_experience,
 )
 from marl_plugins.engine.runtime.layout import Limit, plan_layout
@@ -121,9 +121,7 @@ def forward(
     done: list[tuple[list[TokenSequence], Experience]] = []
     for batch in batches(sequences, limit):
         mine = [tree_of([sequences[i] for i in tree]) for tree in batch]
-        e = Experience.concat_experiences(
-            [tree_experience(t, [*map(sequence_experience, t.sequences)]) for t in mine], 0
-        )
+        e = tree_batch(mine)
         e.action_log_probs = actor(e.sequences, e.action_mask, e.attention_mask)
         e.kl = torch.zeros_like(e.action_log_probs)
         e.info["logprobs_diff"] = torch.zeros(len(mine))

@@ -56,10 +56,14 @@ from types import SimpleNamespace
 sys.path.insert(0, {tests!r})
 from simulated import make_trajectory
 from marl_plugins.builtin import recipe
+from marl_plugins.core.loading import load_file
 from marl_plugins.core.scoring import score_outcome
 states = {{}}
-args = SimpleNamespace(reward=SimpleNamespace(remote_url={file!r}))
-run = SimpleNamespace(args=args, grader_module=None, state=lambda kind: states.setdefault(kind, kind()))
+run = SimpleNamespace(
+    reward_module=load_file(pathlib.Path({file!r})),
+    grader_module=None,
+    state=lambda kind: states.setdefault(kind, kind()),
+)
 trajectory = make_trajectory({{"a": []}})
 scorer = lambda trajectory: recipe.marl_score_outcome(run=run, trajectory=trajectory)
 asyncio.run(score_outcome(trajectory, scorer, 0.5, ["a"]))

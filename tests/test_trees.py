@@ -29,11 +29,9 @@ from marl_plugins.core.trajectory import Generation
 from marl_plugins.engine.processes import trees as seeing
 from marl_plugins.engine.processes.trees import compact, see_trees
 from marl_plugins.engine.runtime.experience import (
-    Experience,
     forwarded,
-    sequence_experience,
     sequences_apart,
-    tree_experience,
+    tree_batch,
 )
 from marl_plugins.engine.runtime.layout import Limit, plan_layout
 from marl_plugins.engine.runtime.tiny_model import resolve
@@ -220,12 +218,6 @@ def log_probs(one, sequences):
     return torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None])[..., 0]
 
 
-def batch_of(trees):
-    return Experience.concat_experiences(
-        [tree_experience(t, [sequence_experience(s) for s in t.sequences]) for t in trees], 0
-    )
-
-
 @settings(max_examples=150, deadline=None)
 @given(trees=st.integers(1, 3), **FORESTS)
 def test_log_probs_are_those_of_the_sequences_by_themselves(trees, **drawn):
@@ -234,7 +226,7 @@ def test_log_probs_are_those_of_the_sequences_by_themselves(trees, **drawn):
     trees = [tree_of(cut) for cut in cuts if cut]
     if not trees:
         return
-    e = batch_of(trees)
+    e = tree_batch(trees)
     with torch.no_grad():
         e.action_log_probs = by_upstream(SDPA, e)
         e.kl, e.info["logprobs_diff"] = e.action_log_probs, torch.zeros(len(trees))
@@ -260,7 +252,7 @@ def gradients(one, sequences):
     """Of random weights of the trained tokens: of a model that sees a tree, and of `SDPA` that sees
     the sequences."""
     tree = tree_of(sequences)
-    e = batch_of([tree])
+    e = tree_batch([tree])
     weights = torch.linspace(0.5, 1.5, e.action_mask.numel())[None]
     got = gradient(one, by_upstream(one, e).mul(weights * e.action_mask).sum())
     alone, total = log_probs(SDPA, sequences), 0.0
@@ -313,9 +305,9 @@ def difference(of_batch):
     """How far some sequences of a tree are from what they are by themselves, at most."""
     _, sequences = forest(5, 5, 4, 50, True)
     tree = tree_of(sequences)
-    together, off = of_batch(batch_of([tree]))[0], 0.0
+    together, off = of_batch(tree_batch([tree]))[0], 0.0
     for sequence, places in zip(sequences, tree.places, strict=True):
-        alone = of_batch(batch_of([tree_of([sequence])]))[0]
+        alone = of_batch(tree_batch([tree_of([sequence])]))[0]
         trained = sorted(sequence.trained)
         there = [places[n] - 1 for n in trained]
         off = max(off, float((together[there] - alone[[n - 1 for n in trained]]).abs().max()))
@@ -347,7 +339,7 @@ def test_a_critic_sees_trees():
 
 def test_a_batch_of_plain_sequences_is_left_alone():
     _, sequences = forest(1, 5, 1, 50, True)
-    e = batch_of([tree_of([s]) for s in sequences])
+    e = tree_batch([tree_of([s]) for s in sequences])
     assert set(e.attention_mask.unique().tolist()) <= {0, 1}
     for mine, sequence in itertools.zip_longest(e.sequences, sequences):
         assert mine[: len(sequence.ids)].tolist() == sequence.ids

@@ -6,14 +6,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import hookimpl
 from marl_plugins.core.credit import ActionScores
 from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.failures import ConfigurationError, place_of
-from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.sources import read_sources
 from marl_plugins.core.scoring import reward_function_score
@@ -94,11 +92,11 @@ def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] |
     function = getattr(run.grader_module, "score_outcome", None)
     if function is not None:
         return _awaited(function, trajectory)
-    if run.args.reward.remote_url:
-        # In a thread, because it may wait for a server; for ever, too.
-        module = load_file(Path(run.args.reward.remote_url))
-        return run.state(DaemonThreads).call(reward_function_score, module.reward_func, trajectory)
-    return None
+    if run.reward_module is None:
+        return None
+    # In a thread, because it may wait for a server; for ever, too.
+    reward_func = run.reward_module.reward_func
+    return run.state(DaemonThreads).call(reward_function_score, reward_func, trajectory)
 
 
 @hookimpl

@@ -220,6 +220,12 @@ class Run(RecipeFiles):
     file_diffs: int = 0
     _states: dict[type, Any] = field(default_factory=dict, repr=False, compare=False)
 
+    @cached_property
+    def reward_module(self) -> ModuleType | None:
+        """The file of upstream's `--reward.remote_url`."""
+        remote = self.args.reward.remote_url
+        return load_file(Path(remote)) if remote else None
+
     def state(self, kind: type[S]) -> S:
         """Returns the one `kind()` of this run, made when it is first asked for: where a plugin
         keeps what lasts longer than a hook.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,7 +18,8 @@ MOST = min(32, (os.cpu_count() or 1) + 4)
 
 
 async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Makes a blocking call in a thread of its own, and returns or raises what it does.
+    """Makes a blocking call in a thread that has nothing else to do, and returns or raises what it
+    does.
 
     Unlike those of `asyncio.to_thread`, which the event loop and Python wait for when they end, a
     thread that waits for ever (for a Ray whose raylet has gone, in a user's reward function) does
@@ -44,8 +46,25 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
         with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
             loop.call_soon_threadsafe(settle, *outcome)
 
-    threading.Thread(target=work, name=getattr(function, "__name__", "call"), daemon=True).start()
+    if _idle.acquire(blocking=False):
+        _calls.put(work)
+    else:
+        threading.Thread(target=_work, args=(work,), daemon=True).start()
     return await done
+
+
+_calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+"""For threads that have made a call: to start one takes four times as long as to wake one."""
+_idle = threading.Semaphore(0)
+"""How many of them wait for a call that is not in the queue yet."""
+
+
+def _work(call: Callable[[], None]) -> None:
+    while True:
+        call()
+        del call  # what it holds is not kept until the next
+        _idle.release()
+        call = _calls.get()
 
 
 class DaemonThreads:

@@ -225,15 +225,15 @@ def means_over_rows(p: PreparedExperience, kl_in_loss: bool) -> dict[str, float]
     Args:
         kl_in_loss: Whether upstream takes its metrics of the KL from the loss, over tokens.
     """
-    rows = torch.stack([item.info["rows"] for item in p.items])
+    rows = [item.info["rows"] for item in p.items]
     names = ["reward", "return", *([] if kl_in_loss else ["kl", "logprobs_diff"])]
     values = {name: [item.info[name] for item in p.items] for name in names}
     values |= {
-        f: [getattr(item, f) for item in p.items]
+        f: [float(getattr(item, f)) for item in p.items]
         for f in ("response_length", "truncated", "total_length")
     }
     return {
-        name: ((torch.stack(each) * rows).sum() / rows.sum()).item()
+        name: sum(value * count for value, count in zip(each, rows, strict=True)) / sum(rows)
         for name, each in values.items()
     }
 

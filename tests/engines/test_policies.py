@@ -115,7 +115,7 @@ def test_every_estimator_is_upstreams_for_one_role_and_one_action(relay, name, e
             mine.advantages[mask], other.advantages[mask], rtol=1e-5, atol=1e-5
         )
         torch.testing.assert_close(mine.returns[mask], other.returns[mask], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(mine.info["return"], other.info["return"], rtol=1e-5, atol=1e-5)
+        assert mine.info["return"] == pytest.approx(float(other.info["return"]), rel=1e-5, abs=1e-5)
     again = estimate([found], estimator)[0].items  # what was forwarded may be estimated again
     assert all(
         torch.equal(a.advantages, b.advantages) for a, b in zip(prepared.items, again, strict=True)

@@ -124,5 +124,5 @@ def correction_experience(action: CorrectedAction, weight: float, like: Experien
     item.attention_mask = torch.ones_like(item.sequences)
     item.advantages[-action.tokens :] = weight
     item.prompts, item.labels = [action.name], [CORRECTION_LABEL]
-    item.info = {name: torch.zeros_like(value) for name, value in like.info.items()}
+    item.info = dict.fromkeys(like.info, 0.0)
     return item

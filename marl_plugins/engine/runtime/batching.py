@@ -22,7 +22,6 @@ from marl_plugins.engine.runtime.experience import (
     ExtraSequences,
     PreparedExperience,
     make_experience_batch,
-    sequence_experience,
     tree_experience,
     weightless,
 )
@@ -93,17 +92,6 @@ class BatchBuilder:
             for share, batches in zip(layout.ranks, layout.epochs[0], strict=True)
             for batch in batches
         ]
-
-    def padded(self, trees: Sequence[TokenTree], padding: int) -> Experience:
-        """Returns trees as one batch of upstream's.
-
-        Args:
-            padding: Id of the tokens that fill the shorter ones up.
-        """
-        return Experience.concat_experiences(
-            [tree_experience(tree, [*map(sequence_experience, tree.sequences)]) for tree in trees],
-            padding,
-        )
 
 
 def mergeable(args: SimpleNamespace) -> bool:

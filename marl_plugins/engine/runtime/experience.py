@@ -332,7 +332,10 @@ async def completed(
     """
     done = {actions_of(sequence) for f in known for sequence in f.sequences}
     left = [sequence for sequence in sequences if actions_of(sequence) not in done]
-    return joined(rows, sequences, [*known, await forward(left)] if left else known)
+    parts = [*known, await forward(left)] if left else known
+    if len(parts) == 1 and [*parts[0].rows] == [*rows]:
+        return parts[0]
+    return joined(rows, sequences, parts)
 
 
 def actions_of(sequence: TokenSequence) -> tuple[Action, ...]:
@@ -468,41 +471,63 @@ def note_tokens(f: ForwardedExperience, advantages: Tensor) -> None:
         row.action.trainer_logprobs = tuple(log_probs.tolist())
 
 
-def sequence_experience(sequence: TokenSequence) -> Experience:
-    """Returns one sequence as upstream has it: (1, T) ids and mask, (1, T-1) action mask and
-    sampled log-probs, (1,) the rest.
+def sequence_items(sequences: Sequence[TokenSequence]) -> list[Experience]:
+    """Returns sequences as upstream's replay buffer holds them, before a model has seen them: (T,)
+    ids and mask, (T-1,) action mask and sampled log-probs, numbers of no dimension.
 
     What is said per sample is the mean over the sequence's rows; `info["rows"]` says how many they
-    are.
+    are. Numbers in `info` are no tensors: hundreds of those are slow to send to a process.
     """
-    rows, ids = sequence.rows, torch.tensor(sequence.ids, dtype=torch.long)[None]
-    mask = torch.zeros_like(ids)
-    logprobs = torch.zeros(ids.shape, dtype=torch.float32)
-    for row, start in zip(rows, sequence.starts, strict=True):
-        generation = row.action.generation
-        stop = start + len(generation.ids)
-        mask[:, start:stop] = 1
-        logprobs[:, start:stop] = torch.tensor(generation.logprobs, dtype=torch.float32)
-    reward = torch.tensor([sum(row.reward for row in rows) / len(rows)], dtype=torch.float32)
-    sampled = [float(len(row.action.generation.ids)) for row in rows]
-    return Experience(
-        sequences=ids,
-        attention_mask=torch.ones_like(ids),
-        action_mask=mask[:, 1:],
-        rollout_log_probs=logprobs[:, 1:],
-        prompts=[sequence.name],
-        labels=[""],
-        images=[None],
-        mm_train_inputs=[None],
-        rewards=reward,
-        scores=reward.clone(),
-        response_length=torch.tensor([sum(sampled) / len(rows)]),
-        truncated=torch.tensor(
-            [sum(row.action.generation.finish == "length" for row in rows) / len(rows)]
-        ),
-        total_length=torch.tensor([float(len(sequence.ids))]),
-        info={"reward": reward.clone(), "rows": torch.tensor([float(len(rows))])},
-    )
+    generations = [[row.action.generation for row in s.rows] for s in sequences]
+    in_order = [generation for each in generations for generation in each]
+    sampled = torch.tensor([p for each in in_order for p in each.logprobs], dtype=torch.float32)
+    masks = spread(sequences, torch.ones(len(sampled), dtype=torch.long))
+    items = []
+    for s, mine, mask, logprobs in zip(
+        sequences, generations, masks, spread(sequences, sampled), strict=True
+    ):
+        ids, rows = torch.tensor(s.ids, dtype=torch.long), len(s.rows)
+        reward = sum(row.reward for row in s.rows) / rows
+        items.append(
+            Experience(
+                sequences=ids,
+                attention_mask=torch.ones_like(ids),
+                action_mask=mask,
+                rollout_log_probs=logprobs,
+                prompts=[s.name],
+                labels=[""],
+                images=[None],
+                mm_train_inputs=[None],
+                rewards=torch.tensor(reward),
+                scores=torch.tensor(reward),
+                response_length=torch.tensor(sum(len(g.ids) for g in mine) / rows),
+                truncated=torch.tensor(sum(g.finish == "length" for g in mine) / rows),
+                total_length=torch.tensor(float(len(s.ids))),
+                info={"reward": reward, "rows": float(rows)},
+            )
+        )
+    return items
+
+
+def spread(sequences: Sequence[TokenSequence], sampled: Tensor) -> list[Tensor]:
+    """Returns what is said of the sampled tokens of sequences, one row after the other, as (T-1,)
+    tensors each: in the places that predict these tokens, and 0 elsewhere."""
+    lengths = [len(s.ids) - 1 for s in sequences]
+    places: list[int] = []
+    first = 0
+    for s, length in zip(sequences, lengths, strict=True):
+        for row, start in zip(s.rows, s.starts, strict=True):
+            begin = first + start - 1
+            places += range(begin, begin + len(row.action.generation.ids))
+        first += length
+    whole = torch.zeros(first, dtype=sampled.dtype)
+    whole[torch.tensor(places, dtype=torch.long)] = sampled
+    return [mine.clone() for mine in torch.split(whole, lengths)]
+
+
+def sequence_experience(sequence: TokenSequence) -> Experience:
+    """Returns one sequence as a batch of upstream's, before a model has seen it."""
+    return make_experience_batch(sequence_items([sequence]))
 
 
 def tree_experience(tree: TokenTree, items: Sequence[Experience]) -> Experience:
@@ -513,23 +538,31 @@ def tree_experience(tree: TokenTree, items: Sequence[Experience]) -> Experience:
     """
     if len(items) == 1:
         return items[0]
-    rows = torch.stack([item.info["rows"] for item in items])
+    rows = [item.info["rows"] for item in items]
 
-    def mean(values: list[Tensor]) -> Tensor:
-        return (torch.stack(values) * rows).sum(0) / rows.sum(0)
+    def mean(values: Sequence[Any]) -> Any:
+        return sum(value * count for value, count in zip(values, rows, strict=True)) / sum(rows)
 
     whole = copy.copy(items[0])
     for f in fields(Experience):
         values = [getattr(item, f.name) for item in items]
         if f.name in ("sequences", "attention_mask"):
             of_tree = torch.tensor(tree.ids if f.name == "sequences" else tree.mask)
-            setattr(whole, f.name, of_tree.expand(*values[0].shape[:-1], -1))
+            setattr(whole, f.name, of_tree)
         elif isinstance(values[0], Tensor):
             per_token = Experience.is_step_tensor_field(f.name)
             setattr(whole, f.name, on_tree(tree, values) if per_token else mean(values))
     whole.info = {name: mean([item.info[name] for item in items]) for name in whole.info}
-    whole.info["rows"] = rows.sum(0)
+    whole.info["rows"] = sum(rows)
     return whole
+
+
+def tree_batch(trees: Sequence[TokenTree]) -> Experience:
+    """Returns trees as one batch of upstream's, before a model has seen them."""
+    items = iter(sequence_items([sequence for tree in trees for sequence in tree.sequences]))
+    return make_experience_batch(
+        [tree_experience(tree, [next(items) for _ in tree.sequences]) for tree in trees]
+    )
 
 
 def on_tree(tree: TokenTree, values: Sequence[Tensor]) -> Tensor:
@@ -578,51 +611,36 @@ def in_steps(log_probs: Tensor, rollout: Tensor) -> Tensor:
 def items_of(
     f: ForwardedExperience, advantages: Tensor, returns: Tensor, total_rewards: Tensor
 ) -> list[Experience]:
-    """Returns one experience per sequence, as upstream's replay buffer holds it: (T,) and (T-1,)
-    tensors, numbers of no dimension.
+    """Returns one experience per sequence, as upstream's replay buffer holds it: see
+    `sequence_items`.
 
     Args:
         advantages, returns: (rows, tokens).
         total_rewards: (rows,), the KL penalty included.
     """
-    places = places_of(f.rows)
+    places, items = places_of(f.rows), sequence_items(f.sequences)
+    numbers = [[places[row][0] for row in sequence.rows] for sequence in f.sequences]
+    order = torch.tensor([number for each in numbers for number in each])
+    mask = f.tokens.mask[order].bool()
     tensors = {
         NAMES[name]: value
         for name, value in vars(f.tokens).items()
-        if value is not None and name != "mask"
+        if value is not None and name not in ("mask", "kl")
     }
     rollout = in_steps(f.tokens.log_probs, f.tokens.rollout_log_probs)
     tensors |= {"rollout_log_probs": rollout, "advantages": advantages, "returns": returns}
-    kl = (f.tokens.kl * f.tokens.mask).sum(-1) / f.tokens.mask.sum(-1)
-    items = []
-    for sequence, diff in zip(f.sequences, f.diffs, strict=True):
-        item = first_of_batch(sequence_experience(sequence))
-        mine = [places[row][0] for row in sequence.rows]
-        for name, values in tensors.items():
-            whole = torch.zeros(item.action_mask.shape, dtype=values.dtype)
-            for number, start in zip(mine, sequence.starts, strict=True):
-                count = len(f.rows[number].action.generation.ids)
-                whole[start - 1 : start - 1 + count] = values[number, :count]
+    for name, values in tensors.items():
+        for item, whole in zip(items, spread(f.sequences, values[order][mask]), strict=True):
             setattr(item, name, whole)
-        item.kl = None
+    kl = ((f.tokens.kl * f.tokens.mask).sum(-1) / f.tokens.mask.sum(-1)).tolist()
+    total = total_rewards.tolist()
+    for item, mine, diff in zip(items, numbers, f.diffs, strict=True):
         item.info |= {
-            "kl": kl[mine].mean(),
-            "logprobs_diff": torch.tensor(diff),
-            "return": total_rewards[mine].mean(),
+            "kl": sum(kl[n] for n in mine) / len(mine),
+            "logprobs_diff": diff,
+            "return": sum(total[n] for n in mine) / len(mine),
         }
-        items.append(item)
     return items
-
-
-def first_of_batch(experience: Experience) -> Experience:
-    """Returns the first sample of a batch by itself, without the batch's dimension."""
-    first = copy.copy(experience)
-    for f in fields(Experience):
-        value = getattr(experience, f.name)
-        if isinstance(value, Tensor):
-            setattr(first, f.name, value[0])
-    first.info = {name: value[0] for name, value in experience.info.items()}
-    return first
 
 
 def weightless(item: Experience) -> Experience:
@@ -631,5 +649,5 @@ def weightless(item: Experience) -> Experience:
     blank.action_mask = torch.zeros_like(item.action_mask)
     blank.advantages = torch.zeros_like(item.advantages)
     blank.returns = torch.zeros_like(item.returns)
-    blank.info = {**item.info, "rows": torch.zeros_like(item.info["rows"])}
+    blank.info = {**item.info, "rows": 0.0}
     return blank

@@ -47,6 +47,7 @@ from marl_plugins.engine.runtime.experience import (
     completed,
     forwarded,
     sequences_apart,
+    tree_batch,
 )
 from marl_plugins.engine.runtime.policy_engines import PolicyEngines
 
@@ -227,8 +228,7 @@ class UpstreamPolicy(PolicyEngines):
         maker = self.trainer.experience_maker
 
         def made() -> list[Experience]:
-            padding = maker.tokenizer.pad_token_id
-            samples = [self.batching.padded(batch, padding) for batch in batches]
+            samples = [tree_batch(batch) for batch in batches]
             computed: list[Experience] = maker.make_experience(samples)
             return computed
 
