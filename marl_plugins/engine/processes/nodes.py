@@ -15,6 +15,7 @@ import shutil
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -254,6 +255,16 @@ def problems_of(facts: Sequence[NodeFacts]) -> list[Problem]:
         )
         for node in facts
         if node.cut_off
+    ]
+    addresses = Counter(node.address for node in facts)
+    problems += [
+        Problem(
+            "nodes.twice",
+            got=f"{address} is {count} nodes of Ray, each with the devices of the machine",
+            fix="end Ray there (ray stop) and start it once",
+        )
+        for address, count in addresses.items()
+        if count > 1
     ]
     for node in facts[1:]:
         theirs, ours = node.versions, facts[0].versions
