@@ -1,9 +1,10 @@
 """A judge that is trained while it judges, on real engines:
-`python -m benchmarks.judge --out FOLDER [--seeds 0 1 2] [--steps 25]`.
+`python -m benchmarks.judge [demo | dsbench] --out FOLDER [--seeds 0 1 2] [--steps N]`.
 
-    1. recipes/mathchat/tiny.yaml with its rubric, a few steps: what a coach says of each action
+    1. recipes/mathchat/tiny.yaml, or recipes/dsbench/tiny.yaml, with its rubric, a few steps: what
+       a coach says of each action
     2. `openrlhf export --table verdicts`: supervised data, under the short prompts below
-    3. the coder's model of that run, which can copy, learns to answer like that: the judge
+    3. the demo's coder, which can copy, learns to answer like that: the judge
     4. the recipe again with that policy as its coach, which is shown no label, four samples of
        each of eight tasks a step:
 
@@ -30,13 +31,14 @@ import statistics
 import subprocess
 import sys
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.demo import COACH, MATHCHAT, points, train
-from benchmarks.dsbench import cell
+from benchmarks.demo import MATHCHAT, points, train
+from benchmarks.dsbench import DSBENCH, cell
 from benchmarks.learning import curve
 from benchmarks.trained_judge import measured
 from marl_plugins.core.demonstrations import WarmStartConfig
@@ -49,14 +51,6 @@ ARMS: dict[str, list[str]] = {
     "effect": ["--coach.learn", "effect"],
     "outcome": [],
 }
-PROMPT = """\
-{task}
-{before}
-{role}: {action}
-{tools}
-{fence}
-{form}
-"""
 RECIPE = """\
 extends: tiny.yaml
 policies:
@@ -69,10 +63,44 @@ flags:
   coach.ground_truth: none
   coach.max_tokens: 24
 """
+
+
+@dataclass(frozen=True)
+class System:
+    """What is judged.
+
+    Args:
+        folder: Of its recipe.
+        shown: What the judge is shown of an action.
+        lessons: Supervised steps of the judge.
+        steps: Of training.
+        every: Steps between evaluations.
+    """
+
+    folder: Path
+    shown: str
+    lessons: int
+    steps: int
+    every: int
+
+
+DEMO = System(
+    MATHCHAT,
+    shown="{task}\n{before}\n{role}: {action}\n{tools}",
+    lessons=1000,
+    steps=25,
+    every=25,
+)
+SYSTEMS = {
+    "demo": DEMO,
+    "dsbench": System(
+        DSBENCH, shown="{messages}\n{role}: {action}", lessons=400, steps=40, every=20
+    ),
+}
 BLUR = 1.5
 """Standard deviation, in points of ten."""
-LESSONS, BATCH = 1000, 32
-"""Supervised steps, and verdicts in each."""
+BATCH = 32
+"""Verdicts in a supervised step."""
 LAST = 10
 """Steps over which scores are measured."""
 
@@ -99,7 +127,7 @@ def shown_and_said(line: str, rng: random.Random, tokenizer: Any) -> tuple[list[
     return [*shown, *ids], [0] * len(shown) + [1] * len(ids)
 
 
-def teach(folder: Path, data: Path, target: Path) -> None:
+def teach(folder: Path, data: Path, target: Path, lessons: int) -> None:
     """A model that goes on learning, from a data set of verdicts."""
     from transformers import AutoTokenizer
 
@@ -108,42 +136,45 @@ def teach(folder: Path, data: Path, target: Path) -> None:
     lines = data.read_text().splitlines()
     drawn = [
         line
-        for _ in range(1 + LESSONS * BATCH // len(lines))
+        for _ in range(1 + lessons * BATCH // len(lines))
         for line in rng.sample(lines, len(lines))
     ]
-    rows = [shown_and_said(line, rng, tokenizer) for line in drawn[: LESSONS * BATCH]]
-    config = WarmStartConfig(demonstrations=str(data), steps=LESSONS, batch_size=BATCH)
+    rows = [shown_and_said(line, rng, tokenizer) for line in drawn[: lessons * BATCH]]
+    config = WarmStartConfig(demonstrations=str(data), steps=lessons, batch_size=BATCH)
     warm_start.train(str(folder), target, rows, config, done=lambda: None)
 
 
-def recipe(out: Path, model: str) -> str:
+def recipe(system: System, out: Path, model: str) -> str:
     """A copy of the recipe, with a policy that judges."""
     copy = out / "recipe"
-    shutil.copytree(MATHCHAT, copy, dirs_exist_ok=True)
-    (copy / "judge.md").write_text(PROMPT)
+    shutil.copytree(system.folder, copy, dirs_exist_ok=True)
+    (copy / "judge.md").write_text(f"{system.shown}\n{{fence}}\n{{form}}\n")
     (copy / "judged.yaml").write_text(RECIPE.format(model=model))
     return str(copy / "judged.yaml")
 
 
-def judge(out: Path) -> str:
+def judge(system: System, out: Path) -> str:
     """A model that has learned from the rubric's verdicts."""
-    target, rubric = out / "judge", out / "rubric-100"
+    target = out / "judge"
     if not target.exists():
-        train(
-            "rubric",
-            [*COACH, "--max_steps", "8", "--eval.steps", "-1", "--coach.ground_truth", "none"],
-            100,
-            out,
-        )
-        data = rubric / "verdicts.jsonl"
+        rubric, data = judged_by_rubric("rubric", system, 8, out), out / "verdicts.jsonl"
+        # The demo's coder: a judge has to copy a word of the question.
+        copies = rubric if system is DEMO else judged_by_rubric("demo", DEMO, 1, out)
         if not data.exists():
             words = [
                 *("export", str(rubric), "--table", "verdicts", "--to", str(data)),
-                *("--recipe", recipe(out, str(rubric / "coder")), "--train.seed", "100"),
+                *("--recipe", recipe(system, out, str(copies / "coder")), "--train.seed", "100"),
             ]
             subprocess.run([sys.executable, "-m", "marl_plugins", *words], check=True)
-        teach(rubric / "coder", data, target)
+        teach(copies / "coder", data, target, system.lessons)
     return str(target)
+
+
+def judged_by_rubric(name: str, system: System, steps: int, out: Path) -> Path:
+    """The folder of a run whose actions its recipe's rubric has judged."""
+    words = ["--recipe", str(system.folder / "tiny.yaml"), "--max_steps", str(steps)]
+    train(name, [*words, "--eval.steps", "-1", "--coach.ground_truth", "none"], 100, out)
+    return out / f"{name}-100"
 
 
 def quality(folder: Path, steps: tuple[int, int]) -> list[float]:
@@ -166,25 +197,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.judge", description=__doc__.partition("\n")[0]
     )
+    parser.add_argument("system", choices=list(SYSTEMS), nargs="?", default="demo")
     parser.add_argument("--out", type=Path, default=Path("runs/bench-judge"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--steps", type=int, help="of training")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    judged = recipe(options.out, judge(options.out))
-    words = ["--max_steps", str(options.steps), "--eval.steps", str(options.steps)]
+    system = SYSTEMS[options.system]
+    steps = options.steps or system.steps
+    judged = recipe(system, options.out, judge(system, options.out))
+    words = ["--max_steps", str(steps), "--eval.steps", str(min(steps, system.every))]
     words += ["--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "4"]
     words += ["--train.batch_size", "32"]
-    last = (options.steps - LAST + 1, options.steps)
+    last = (steps - LAST + 1, steps)
     print(
         "| arm | seeds | calibration error | Brier | area under ROC | no verdict | agents before | "
         "after | over frozen, points |"
     )
     print("|---" * 9 + "|")
     ends: dict[str, list[float]] = {}
-    for arm, flags in ARMS.items():
-        columns = []
-        chosen = str(MATHCHAT / "tiny_outcome.yaml") if arm == "outcome" else judged
+    for arm in options.arms:
+        flags, columns = ARMS[arm], []
+        chosen = str(system.folder / "tiny_outcome.yaml") if arm == "outcome" else judged
         for seed in options.seeds:
             train(arm, ["--recipe", chosen, *words, *flags], seed, options.out)
             folder = options.out / f"{arm}-{seed}"
