@@ -3,7 +3,7 @@
 # make demo      three roles on three policies learn to solve word problems, through the real engines: 20 steps, after which
 #                held-out success has risen beyond its interval
 # make demo-long the same to the end of its 62 steps, as in the picture of README
-# make test      lint, types, all tests, and upstream's own with our plugins loaded and without; the slowest thirty are named
+# make test      lint, types, all tests, and upstream's own with our plugins loaded; the slowest thirty are named
 # make unit      the tests that start no engine, on all cores
 # make unit-fast   core, plan, credit and records of these: two minutes of CPU
 # make mcp-sdks  tests of MCP tools with the oldest SDK of each generation, in environments of their own

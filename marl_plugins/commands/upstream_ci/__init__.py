@@ -10,5 +10,5 @@ require the stack (Ray, DeepSpeed, vLLM), no GPU and no network, and take a minu
 
     test_release.py  every seam, flag and validation that this project depends on
     test_adapter.py  a policy and its critic are trained by our subclasses of upstream's actors
-    test_suite.py    upstream's own tests have the same results with our plugins loaded as without
+    test_suite.py    upstream's own tests pass with our plugins loaded
 """

@@ -649,5 +649,5 @@ def weightless(item: Experience) -> Experience:
     blank.action_mask = torch.zeros_like(item.action_mask)
     blank.advantages = torch.zeros_like(item.advantages)
     blank.returns = torch.zeros_like(item.returns)
-    blank.info = {**item.info, "rows": 0.0}
+    blank.info = {**item.info, "rows": 0 * item.info["rows"]}
     return blank
