@@ -299,7 +299,9 @@ def forwarded(
             whole = getattr(experience, theirs)
             if whole is None:
                 continue
-            mine = tensors.setdefault(name, torch.zeros(len(rows), longest, dtype=whole.dtype))
+            if name not in tensors:
+                tensors[name] = torch.zeros(len(rows), longest, dtype=whole.dtype)
+            mine = tensors[name]
             for values, sequence in zip(whole, batch, strict=True):
                 for row, start in zip(sequence.rows, sequence.starts, strict=True):
                     count = len(row.action.generation.ids)
@@ -334,7 +336,7 @@ async def completed(
     left = [sequence for sequence in sequences if actions_of(sequence) not in done]
     parts = [*known, await forward(left)] if left else known
     if len(parts) == 1 and [*parts[0].rows] == [*rows]:
-        return parts[0]
+        return replace(parts[0], rows=rows, sequences=sequences)
     return joined(rows, sequences, parts)
 
 
@@ -369,10 +371,9 @@ def joined(
             place, count = theirs[index][same][0], len(row.action.generation.ids)
             for name, values in vars(part.tokens).items():
                 if values is not None:
-                    mine = tensors.setdefault(
-                        name, torch.zeros(len(rows), longest, dtype=values.dtype)
-                    )
-                    mine[places[row], :count] = values[place, :count]
+                    if name not in tensors:
+                        tensors[name] = torch.zeros(len(rows), longest, dtype=values.dtype)
+                    tensors[name][places[row], :count] = values[place, :count]
     return replace(
         parts[0], rows=rows, sequences=sequences, tokens=SampledTokens(**tensors), diffs=diffs
     )
@@ -471,63 +472,71 @@ def note_tokens(f: ForwardedExperience, advantages: Tensor) -> None:
         row.action.trainer_logprobs = tuple(log_probs.tolist())
 
 
-def sequence_items(sequences: Sequence[TokenSequence]) -> list[Experience]:
-    """Returns sequences as upstream's replay buffer holds them, before a model has seen them: (T,)
-    ids and mask, (T-1,) action mask and sampled log-probs, numbers of no dimension.
+def sequence_items(
+    sequences: Sequence[TokenSequence], sampled: Mapping[str, Tensor]
+) -> list[Experience]:
+    """Returns sequences as upstream's replay buffer holds them: (T,) ids and mask, (T-1,) action
+    mask and what else is said of tokens, numbers of no dimension.
 
     What is said per sample is the mean over the sequence's rows; `info["rows"]` says how many they
     are. Numbers in `info` are no tensors: hundreds of those are slow to send to a process.
+
+    Args:
+        sampled: By upstream's names, what is said of each sampled token, (tokens,), one row of the
+            sequences after the other. It stands where the token is predicted, and 0 elsewhere.
     """
-    generations = [[row.action.generation for row in s.rows] for s in sequences]
-    in_order = [generation for each in generations for generation in each]
-    sampled = torch.tensor([p for each in in_order for p in each.logprobs], dtype=torch.float32)
-    masks = spread(sequences, torch.ones(len(sampled), dtype=torch.long))
+    lengths = [len(s.ids) - 1 for s in sequences]
+    first, places = 0, []
+    for s, length in zip(sequences, lengths, strict=True):
+        for row, start in zip(s.rows, s.starts, strict=True):
+            begin = first + start - 1
+            places.append(torch.arange(begin, begin + len(row.action.generation.ids)))
+        first += length
+    place = torch.cat(places)
+
+    def spread(values: Tensor) -> list[Tensor]:
+        whole = torch.zeros(first, dtype=values.dtype)
+        whole[place] = values
+        return [mine.clone() for mine in torch.split(whole, lengths)]
+
+    said = {"action_mask": torch.ones_like(place), **sampled}
+    of_tokens = {name: spread(values) for name, values in said.items()}
     items = []
-    for s, mine, mask, logprobs in zip(
-        sequences, generations, masks, spread(sequences, sampled), strict=True
-    ):
+    for number, s in enumerate(sequences):
         ids, rows = torch.tensor(s.ids, dtype=torch.long), len(s.rows)
         reward = sum(row.reward for row in s.rows) / rows
+        generations = [row.action.generation for row in s.rows]
         items.append(
             Experience(
                 sequences=ids,
                 attention_mask=torch.ones_like(ids),
-                action_mask=mask,
-                rollout_log_probs=logprobs,
                 prompts=[s.name],
                 labels=[""],
                 images=[None],
                 mm_train_inputs=[None],
                 rewards=torch.tensor(reward),
                 scores=torch.tensor(reward),
-                response_length=torch.tensor(sum(len(g.ids) for g in mine) / rows),
-                truncated=torch.tensor(sum(g.finish == "length" for g in mine) / rows),
+                response_length=torch.tensor(sum(len(g.ids) for g in generations) / rows),
+                truncated=torch.tensor(sum(g.finish == "length" for g in generations) / rows),
                 total_length=torch.tensor(float(len(s.ids))),
                 info={"reward": reward, "rows": float(rows)},
+                **{name: each[number] for name, each in of_tokens.items()},
             )
         )
     return items
 
 
-def spread(sequences: Sequence[TokenSequence], sampled: Tensor) -> list[Tensor]:
-    """Returns what is said of the sampled tokens of sequences, one row after the other, as (T-1,)
-    tensors each: in the places that predict these tokens, and 0 elsewhere."""
-    lengths = [len(s.ids) - 1 for s in sequences]
-    places: list[int] = []
-    first = 0
-    for s, length in zip(sequences, lengths, strict=True):
-        for row, start in zip(s.rows, s.starts, strict=True):
-            begin = first + start - 1
-            places += range(begin, begin + len(row.action.generation.ids))
-        first += length
-    whole = torch.zeros(first, dtype=sampled.dtype)
-    whole[torch.tensor(places, dtype=torch.long)] = sampled
-    return [mine.clone() for mine in torch.split(whole, lengths)]
+def unseen_items(sequences: Sequence[TokenSequence]) -> list[Experience]:
+    """Returns sequences before a model has seen them: with the log-probs of the engines alone."""
+    rows = [row for sequence in sequences for row in sequence.rows]
+    logprobs = [value for row in rows for value in row.action.generation.logprobs]
+    rollout = torch.tensor(logprobs, dtype=torch.float32)
+    return sequence_items(sequences, {"rollout_log_probs": rollout})
 
 
 def sequence_experience(sequence: TokenSequence) -> Experience:
     """Returns one sequence as a batch of upstream's, before a model has seen it."""
-    return make_experience_batch(sequence_items([sequence]))
+    return make_experience_batch(unseen_items([sequence]))
 
 
 def tree_experience(tree: TokenTree, items: Sequence[Experience]) -> Experience:
@@ -559,7 +568,7 @@ def tree_experience(tree: TokenTree, items: Sequence[Experience]) -> Experience:
 
 def tree_batch(trees: Sequence[TokenTree]) -> Experience:
     """Returns trees as one batch of upstream's, before a model has seen them."""
-    items = iter(sequence_items([sequence for tree in trees for sequence in tree.sequences]))
+    items = iter(unseen_items([sequence for tree in trees for sequence in tree.sequences]))
     return make_experience_batch(
         [tree_experience(tree, [next(items) for _ in tree.sequences]) for tree in trees]
     )
@@ -618,7 +627,7 @@ def items_of(
         advantages, returns: (rows, tokens).
         total_rewards: (rows,), the KL penalty included.
     """
-    places, items = places_of(f.rows), sequence_items(f.sequences)
+    places = places_of(f.rows)
     numbers = [[places[row][0] for row in sequence.rows] for sequence in f.sequences]
     order = torch.tensor([number for each in numbers for number in each])
     mask = f.tokens.mask[order].bool()
@@ -629,9 +638,8 @@ def items_of(
     }
     rollout = in_steps(f.tokens.log_probs, f.tokens.rollout_log_probs)
     tensors |= {"rollout_log_probs": rollout, "advantages": advantages, "returns": returns}
-    for name, values in tensors.items():
-        for item, whole in zip(items, spread(f.sequences, values[order][mask]), strict=True):
-            setattr(item, name, whole)
+    sampled = {name: values[order][mask] for name, values in tensors.items()}
+    items = sequence_items(f.sequences, sampled)
     kl = ((f.tokens.kl * f.tokens.mask).sum(-1) / f.tokens.mask.sum(-1)).tolist()
     total = total_rewards.tolist()
     for item, mine, diff in zip(items, numbers, f.diffs, strict=True):
