@@ -18,7 +18,7 @@ comes twice: the trajectories are held out. Calibration error: the mean over the
 distance of score and share of successes, in ten bins of equal size, over the last ten steps; beside
 it Brier's score, the area under the ROC curve, and success of the agents on held-out problems
 before and at the end. Means over seeds with each of them, and the agents' last success against that
-with the frozen judge. Finished runs in FOLDER are not repeated.
+of the first arm. Finished runs in FOLDER are not repeated.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ import torch
 from benchmarks.demo import MATHCHAT, points, train
 from benchmarks.dsbench import DSBENCH, cell
 from benchmarks.learning import curve
+from benchmarks.recorded import add_flag, restore
 from benchmarks.trained_judge import measured
 from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.engine.records.read import Filter, RunReader
@@ -74,14 +75,12 @@ class System:
         shown: What the judge is shown of an action.
         lessons: Supervised steps of the judge.
         steps: Of training.
-        every: Steps between evaluations.
     """
 
     folder: Path
     shown: str
     lessons: int
     steps: int
-    every: int
 
 
 DEMO = System(
@@ -89,13 +88,10 @@ DEMO = System(
     shown="{task}\n{before}\n{role}: {action}\n{tools}",
     lessons=1000,
     steps=25,
-    every=25,
 )
 SYSTEMS = {
     "demo": DEMO,
-    "dsbench": System(
-        DSBENCH, shown="{messages}\n{role}: {action}", lessons=400, steps=40, every=20
-    ),
+    "dsbench": System(DSBENCH, shown="{messages}\n{role}: {action}", lessons=400, steps=20),
 }
 BLUR = 1.5
 """Standard deviation, in points of ten."""
@@ -179,7 +175,15 @@ def judged_by_rubric(name: str, system: System, steps: int, out: Path) -> Path:
 
 def quality(folder: Path, steps: tuple[int, int]) -> list[float]:
     """Calibration error, Brier's score and area under the ROC curve of the scores of some steps,
-    and the share of missing ones."""
+    and the share of missing ones; kept beside the run, because recorded runs have no actions."""
+    kept = folder / "quality.json"
+    if not kept.exists():
+        kept.write_text(json.dumps(measured_scores(folder, steps)) + "\n")
+    found: list[float] = json.loads(kept.read_text())
+    return found
+
+
+def measured_scores(folder: Path, steps: tuple[int, int]) -> list[float]:
     by_role, missing = defaultdict(list), []
     for trajectory in RunReader(folder).trajectories(Filter(steps)):
         for action in trajectory.actions:
@@ -202,18 +206,28 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--steps", type=int, help="of training")
+    add_flag(parser)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    for run in restore("judge", options.out) if options.recorded else ():
+        print(f"recorded: {run}", file=sys.stderr)
     system = SYSTEMS[options.system]
     steps = options.steps or system.steps
-    judged = recipe(system, options.out, judge(system, options.out))
-    words = ["--max_steps", str(steps), "--eval.steps", str(min(steps, system.every))]
+    names = {arm: f"{options.system}-{arm}" for arm in options.arms}
+    wanted = [
+        options.out / f"{names[arm]}-{seed}" / "bench.json"
+        for arm in options.arms
+        for seed in options.seeds
+    ]
+    model = "" if all(map(Path.exists, wanted)) else judge(system, options.out)
+    judged = recipe(system, options.out, model)
+    words = ["--max_steps", str(steps), "--eval.steps", str(steps)]
     words += ["--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "4"]
     words += ["--train.batch_size", "32"]
     last = (steps - LAST + 1, steps)
     print(
         "| arm | seeds | calibration error | Brier | area under ROC | no verdict | agents before | "
-        "after | over frozen, points |"
+        f"after | over {options.arms[0]}, points |"
     )
     print("|---" * 9 + "|")
     ends: dict[str, list[float]] = {}
@@ -221,15 +235,16 @@ def main() -> None:
         flags, columns = ARMS[arm], []
         chosen = str(system.folder / "tiny_outcome.yaml") if arm == "outcome" else judged
         for seed in options.seeds:
-            train(arm, ["--recipe", chosen, *words, *flags], seed, options.out)
-            folder = options.out / f"{arm}-{seed}"
+            train(names[arm], ["--recipe", chosen, *words, *flags], seed, options.out)
+            folder = options.out / f"{names[arm]}-{seed}"
             success = list(curve(folder, "eval/outcome").values())
             said = [] if arm == "outcome" else quality(folder, last)
             columns.append([*said, success[0], success[-1]])
         each = [list(column) for column in zip(*columns, strict=True)]
         ends[arm] = each[-1]
         cells = [""] * (6 - len(each)) + [cell(column) for column in each]
-        over = points([a - b for a, b in zip(ends[arm], ends["frozen"], strict=True)])
+        against = ends[options.arms[0]]
+        over = points([a - b for a, b in zip(ends[arm], against, strict=True)])
         print(f"| {arm} | {len(columns)} | {' | '.join(cells)} | {over} |", flush=True)
 
 

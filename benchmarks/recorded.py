@@ -6,8 +6,9 @@ table can grow.
 
 A benchmark that is called with `--recorded` takes what is in benchmarks/recorded/NAME for runs that
 its folder lacks, and makes the others. Kept of a run are its report, its seconds, the numbers of
-its evaluations, and the outcomes of a population's members by step; not its weights, so that
-evaluations of the weights (`- ROLE` of benchmarks.learning) are kept as they are. `recorded_at`
+its evaluations, and the outcomes of a population's members by step; not its weights or actions, so
+that evaluations of the weights (`- ROLE` of benchmarks.learning) and what is measured of scores
+(benchmarks.judge) are kept as they are. `recorded_at`
 names the commit and the day.
 """
 
@@ -71,6 +72,8 @@ def keep(name: str, out: Path) -> list[str]:
                 if key != "models"
             }
             (target / extra.name).write_text(json.dumps(numbers) + "\n")
+        if (quality := done.with_name("quality.json")).exists():
+            shutil.copy(quality, target)
     return kept
 
 
@@ -98,7 +101,9 @@ def main() -> None:
         prog="python -m benchmarks.recorded", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("command", choices=["keep"])
-    parser.add_argument("name", choices=["demo", "dsbench", "laptop", "learning", "swarm"])
+    parser.add_argument(
+        "name", choices=["demo", "dsbench", "judge", "laptop", "learning", "swarm", "temperatures"]
+    )
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     kept = keep(options.name, options.folder)

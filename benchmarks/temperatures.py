@@ -9,19 +9,21 @@ and Y of 0, 0.25, 0.5, 0.75 and 1: `--cooperation.factor` is X, `--cooperation.t
 `--competence.eta` Y times its decay. In `spread` those who correct are one team. `--presets` runs
 the paper's methods by name in place of the grid. The number of a cell is the gain of the held-out
 outcome in points, as in `benchmarks.learning`; beside the table, the mean of each row and column
-with its 95 % t-interval over seeds. A run takes three to six minutes on two cores, so that the grid
-of a seed takes two hours; finished runs in FOLDER are not repeated.
+with its 95 % t-interval over seeds. A run takes two minutes on two cores, so that the grid of a
+seed takes fifty; finished runs in FOLDER are not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.demo import points, train
 from benchmarks.learning import curve
+from benchmarks.recorded import add_flag, restore
 from marl_plugins.cooperation import PRESETS
 from marl_plugins.core.recipe.shipped import recipes_root
 
@@ -52,8 +54,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--presets", action="store_true", help="the paper's methods, not the grid")
+    add_flag(parser)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    for run in restore("temperatures", options.out) if options.recorded else ():
+        print(f"recorded: {run}", file=sys.stderr)
 
     def cell(preset: str) -> list[float]:
         return gains(options.recipe, preset, options.seeds, options.steps, options.out)

@@ -260,8 +260,8 @@ def problems_of(facts: Sequence[NodeFacts]) -> list[Problem]:
     problems += [
         Problem(
             "nodes.twice",
-            got=f"{address} is {count} nodes of Ray, each with the devices of the machine",
-            fix="end Ray there (ray stop) and start it once",
+            got=f"{address} is {count} nodes of Ray, which may promise the same devices",
+            fix="end Ray there (ray stop) and start it once, with all of them",
         )
         for address, count in addresses.items()
         if count > 1
