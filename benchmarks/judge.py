@@ -83,14 +83,13 @@ class System:
     steps: int
 
 
-DEMO = System(
-    MATHCHAT,
-    shown="{task}\n{before}\n{role}: {action}\n{tools}",
-    lessons=1000,
-    steps=25,
-)
 SYSTEMS = {
-    "demo": DEMO,
+    "demo": System(
+        MATHCHAT,
+        shown="{task}\n{before}\n{role}: {action}\n{tools}",
+        lessons=1000,
+        steps=25,
+    ),
     "dsbench": System(DSBENCH, shown="{messages}\n{role}: {action}", lessons=400, steps=20),
 }
 BLUR = 1.5
@@ -140,37 +139,38 @@ def teach(folder: Path, data: Path, target: Path, lessons: int) -> None:
     warm_start.train(str(folder), target, rows, config, done=lambda: None)
 
 
-def recipe(system: System, out: Path, model: str) -> str:
-    """A copy of the recipe, with a policy that judges."""
-    copy = out / "recipe"
+def recipe(name: str, out: Path, model: str) -> str:
+    """A copy of a system's recipe, with a policy that judges."""
+    system, copy = SYSTEMS[name], out / f"{name}-recipe"
     shutil.copytree(system.folder, copy, dirs_exist_ok=True)
     (copy / "judge.md").write_text(f"{system.shown}\n{{fence}}\n{{form}}\n")
     (copy / "judged.yaml").write_text(RECIPE.format(model=model))
     return str(copy / "judged.yaml")
 
 
-def judge(system: System, out: Path) -> str:
-    """A model that has learned from the rubric's verdicts."""
-    target = out / "judge"
+def judge(name: str, out: Path) -> str:
+    """A model that has learned from the verdicts of a system's rubric."""
+    target = out / f"{name}-judge"
     if not target.exists():
-        rubric, data = judged_by_rubric("rubric", system, 8, out), out / "verdicts.jsonl"
+        rubric, data = judged_by_rubric(name, out), out / f"{name}-verdicts.jsonl"
         # The demo's coder: a judge has to copy a word of the question.
-        copies = rubric if system is DEMO else judged_by_rubric("demo", DEMO, 1, out)
+        copies = judged_by_rubric("demo", out) / "coder"
         if not data.exists():
             words = [
                 *("export", str(rubric), "--table", "verdicts", "--to", str(data)),
-                *("--recipe", recipe(system, out, str(copies / "coder")), "--train.seed", "100"),
+                *("--recipe", recipe(name, out, str(copies)), "--train.seed", "100"),
             ]
             subprocess.run([sys.executable, "-m", "marl_plugins", *words], check=True)
-        teach(copies / "coder", data, target, system.lessons)
+        teach(copies, data, target, SYSTEMS[name].lessons)
     return str(target)
 
 
-def judged_by_rubric(name: str, system: System, steps: int, out: Path) -> Path:
+def judged_by_rubric(name: str, out: Path) -> Path:
     """The folder of a run whose actions its recipe's rubric has judged."""
-    words = ["--recipe", str(system.folder / "tiny.yaml"), "--max_steps", str(steps)]
-    train(name, [*words, "--eval.steps", "-1", "--coach.ground_truth", "none"], 100, out)
-    return out / f"{name}-100"
+    words = ["--recipe", str(SYSTEMS[name].folder / "tiny.yaml"), "--max_steps", "8"]
+    words += ["--eval.steps", "-1", "--coach.ground_truth", "none"]
+    train(f"{name}-rubric", words, 100, out)
+    return out / f"{name}-rubric-100"
 
 
 def quality(folder: Path, steps: tuple[int, int]) -> list[float]:
@@ -219,8 +219,8 @@ def main() -> None:
         for arm in options.arms
         for seed in options.seeds
     ]
-    model = "" if all(map(Path.exists, wanted)) else judge(system, options.out)
-    judged = recipe(system, options.out, model)
+    model = "" if all(map(Path.exists, wanted)) else judge(options.system, options.out)
+    judged = recipe(options.system, options.out, model)
     words = ["--max_steps", str(steps), "--eval.steps", str(steps)]
     words += ["--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "4"]
     words += ["--train.batch_size", "32"]

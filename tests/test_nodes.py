@@ -40,7 +40,7 @@ def here(tmp_path_factory):
     ],
 )
 def test_what_differs_is_named_once(here, changed, problems, remarks):
-    one = replace(here, own_name="10.0.0.1", shared_memory=2**40)
+    one = replace(here, own_name="10.0.0.1", shared_memory=2**40, devices=2)
     other = replace(one, host="m2", address="10.0.0.2")
     if "versions" in changed:
         changed = {"versions": {**one.versions, **changed["versions"]}}

@@ -15,15 +15,20 @@ from simulated_run import simulated_trainer
 
 from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.core.rows import Row, rows_to_be
-from marl_plugins.core.sequences import sequences_of
+from marl_plugins.core.sequences import sequences_of, tree_of
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.fingerprint import fingerprint
-from marl_plugins.engine.runtime.experience import NAMES, completed, forwarded, sequence_experience
+from marl_plugins.engine.runtime.experience import (
+    NAMES,
+    completed,
+    forwarded,
+    sequence_experience,
+    tree_batch,
+)
 from marl_plugins.streaming.part import StreamingPart, TaskGroups
 
 from openrlhf.models import Actor  # isort: skip  # after the host support
-from openrlhf.trainer.ppo_utils.experience import Experience  # isort: skip
 from transformers import Qwen2Config, Qwen2ForCausalLM  # isort: skip
 from refusals import refused
 
@@ -131,7 +136,7 @@ def test_what_a_row_shares_a_micro_batch_with_changes_no_bit_of_it_on_cpu(dtype)
         found = {}
         for start in range(0, len(order), size):
             part = order[start : start + size]
-            e = Experience.concat_experiences([sequence_experience(sequences[n]) for n in part], 0)
+            e = tree_batch([tree_of([sequences[n]]) for n in part])
             log_probs = actor(e.sequences, e.action_mask, e.attention_mask)
             found |= {
                 n: row[: len(sequences[n].ids) - 1] for n, row in zip(part, log_probs, strict=True)

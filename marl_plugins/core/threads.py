@@ -46,25 +46,30 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
         with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
             loop.call_soon_threadsafe(settle, *outcome)
 
-    if _idle.acquire(blocking=False):
-        _calls.put(work)
-    else:
-        threading.Thread(target=_work, args=(work,), daemon=True).start()
+    if not _idle.acquire(blocking=False):
+        threading.Thread(target=_work, daemon=True).start()
+    _calls.put(work)
     return await done
 
 
 _calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-"""For threads that have made a call: to start one takes four times as long as to wake one."""
 _idle = threading.Semaphore(0)
-"""How many of them wait for a call that is not in the queue yet."""
+"""The threads that have made a call and are promised none: to start one takes four times as long as
+to wake one."""
+IDLE_SECONDS = 10.0
 
 
-def _work(call: Callable[[], None]) -> None:
+def _work() -> None:
     while True:
+        try:
+            call = _calls.get(timeout=IDLE_SECONDS)
+        except queue.Empty:
+            if _idle.acquire(blocking=False):
+                return
+            continue  # a call has been promised meanwhile
         call()
-        del call  # what it holds is not kept until the next
+        del call  # what it holds is not kept until the next one
         _idle.release()
-        call = _calls.get()
 
 
 class DaemonThreads:

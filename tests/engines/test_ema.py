@@ -86,6 +86,7 @@ def test_a_run_of_which_all_is_killed_leaves_nothing(killed):
 
 def test_what_is_saved_at_the_end_is_the_average_of_all_versions(resumed):
     """Also of those before the kill; with one optimiser step in each training step."""
+    assert "resuming after step 2" in resumed.log.read_text()
     assert [m["policy/first/optimiser_steps"] for m in resumed.metrics] == [1, 1, 1]
     for name in ("first", "second"):
         file = resumed.output / "ema" / name / "model.safetensors"

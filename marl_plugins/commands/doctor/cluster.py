@@ -61,18 +61,17 @@ def check_cluster(run: Run | None) -> list[Finding]:
             folders = stack.enter_context(nodes.probes([Path(f).absolute() for f in written]))
             folders |= {p.model: p.model for p in run.policies if os.path.isdir(p.model)}
         facts, problems = nodes.ask_nodes(handles, folders, SECONDS)
-        devices = {n["NodeID"]: n["Resources"].get("GPU", 0) for n in ray.nodes()}
-    lines = [ok(str(node), shown(node, int(devices[node.id]))) for node in facts]
+    lines = [ok(str(node), shown(node)) for node in facts]
     lines += [note("cluster", remark) for remark in nodes.remarks_on(facts)]
     problems += nodes.problems_of(facts)
     return lines + [error("cluster", problem.got, problem.fix) for problem in problems]
 
 
-def shown(node: NodeFacts, devices: int) -> str:
+def shown(node: NodeFacts) -> str:
     """Returns what a node has, in one line."""
     there = ", ".join(f"{k} {node.versions.get(k)}" for k in ("Python", "openrlhf-marl", "ray"))
     free = node.shared_memory / 2**30
     return (
-        f"{devices} devices; its name means {node.own_name}; /dev/shm {free:.1f} GiB free; clock "
-        f"{node.clock:+.1f} s; {there}"
+        f"{node.devices} devices; its name means {node.own_name}; /dev/shm {free:.1f} GiB free; "
+        f"clock {node.clock:+.1f} s; {there}"
     )

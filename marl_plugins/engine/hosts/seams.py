@@ -282,13 +282,7 @@ SEAMS = (
         "trainer.ppo_utils.experience",
         "make_experience_batch",
         "items, packing_samples",
-        "rows of one rank as one batch",
-    ),
-    Seam(
-        "trainer.ppo_utils.experience",
-        "Experience.concat_experiences",
-        "experiences_list, pad_token_id",
-        "sequences of one forward pass as one batch",
+        "sequences of one forward pass, and those of a rank, as one batch",
     ),
     Seam(
         "trainer.ppo_utils.replay_buffer",

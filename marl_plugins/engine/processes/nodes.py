@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,7 @@ class NodeFacts:
         versions: Of Python, of this package, with a digest of its files, and of `PACKAGES`.
         shared_memory: Free bytes of /dev/shm.
         clock: Seconds that its clock is ahead of the driver's.
+        devices: That it offers to Ray.
         folders: By what people call them, a digest of the names and sizes of a folder's files, or
             why it cannot be read.
         cut_off: The address of a node that it does not reach, and why; empty: it reaches all.
@@ -68,6 +69,7 @@ class NodeFacts:
     versions: Mapping[str, str]
     shared_memory: int
     clock: float = 0.0
+    devices: int = 0
     folders: Mapping[str, str] = field(default_factory=dict)
     cut_off: str = ""
 
@@ -227,7 +229,8 @@ def ask_nodes(
             sent = time.time()
             there = ray.get(handles[node].clock.remote(), timeout=10.0)
             ahead = there - (sent + time.time()) / 2
-            facts.append(NodeFacts(**{**vars(theirs), "clock": ahead}))
+            devices = int(known[node]["Resources"].get("GPU", 0))
+            facts.append(replace(theirs, clock=ahead, devices=devices))
         except RayError as error:
             name = known[node]["NodeManagerHostname"]
             late = isinstance(error, GetTimeoutError)
@@ -256,7 +259,7 @@ def problems_of(facts: Sequence[NodeFacts]) -> list[Problem]:
         for node in facts
         if node.cut_off
     ]
-    addresses = Counter(node.address for node in facts)
+    addresses = Counter(node.address for node in facts if node.devices)
     problems += [
         Problem(
             "nodes.twice",

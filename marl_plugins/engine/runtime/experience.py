@@ -148,8 +148,8 @@ class ExtraSequences(Protocol):
     def placed(
         self, layout: Layout, epochs: int, like: Experience
     ) -> tuple[list[Experience], tuple[ExtensionCall, ...]]:
-        """Returns one experience each, without padding, and what extensions are asked to do before
-        the fit.
+        """Returns one experience each, without padding and with numbers in `info`, and what
+        extensions are asked to do before the fit.
 
         Args:
             layout: Their micro-batches; an optimiser step is a window of `layout.accumulation` of
@@ -336,7 +336,9 @@ async def completed(
     left = [sequence for sequence in sequences if actions_of(sequence) not in done]
     parts = [*known, await forward(left)] if left else known
     if len(parts) == 1 and [*parts[0].rows] == [*rows]:
-        return replace(parts[0], rows=rows, sequences=sequences)
+        whole = replace(parts[0], rows=rows)
+        if [*map(actions_of, whole.sequences)] == [*map(actions_of, sequences)]:
+            return whole
     return joined(rows, sequences, parts)
 
 
@@ -504,7 +506,7 @@ def sequence_items(
     items = []
     for number, s in enumerate(sequences):
         ids, rows = torch.tensor(s.ids, dtype=torch.long), len(s.rows)
-        reward = sum(row.reward for row in s.rows) / rows
+        reward = float(sum(row.reward for row in s.rows) / rows)
         generations = [row.action.generation for row in s.rows]
         items.append(
             Experience(
@@ -575,11 +577,11 @@ def tree_batch(trees: Sequence[TokenTree]) -> Experience:
 
 
 def on_tree(tree: TokenTree, values: Sequence[Tensor]) -> Tensor:
-    """Returns what is said of the tokens of a tree's sequences, (..., T-1) each and 0 where it is
-    said of none, in their places in the tree."""
-    whole = torch.zeros((*values[0].shape[:-1], len(tree.ids) - 1), dtype=values[0].dtype)
+    """Returns what is said of the tokens of a tree's sequences, (T-1,) each and 0 where it is said
+    of none, in their places in the tree."""
+    whole = torch.zeros(len(tree.ids) - 1, dtype=values[0].dtype)
     for value, places in zip(values, tree.places, strict=True):
-        whole[..., torch.tensor(places[1:]) - 1] += value
+        whole[torch.tensor(places[1:]) - 1] += value
     return whole
 
 
