@@ -53,16 +53,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return done
 
 
-class _AtOnce:
-    """In place of a thread (core/threads.py)."""
-
-    def __init__(self, target, **named):
-        self.start = target
-
-
 def run(coroutine):
     """What a coroutine returns on a virtual clock, and the seconds that passed there."""
-    at_once = mock.patch.object(threads, "threading", SimpleNamespace(Thread=_AtOnce))
+    at_once = mock.patch.object(threads, "_begin", lambda call: call())
     with at_once, asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(coroutine), runner.get_loop().time()
 

@@ -46,9 +46,7 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
         with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
             loop.call_soon_threadsafe(settle, *outcome)
 
-    if not _idle.acquire(blocking=False):
-        threading.Thread(target=_work, daemon=True).start()
-    _calls.put(work)
+    _begin(work)
     return await done
 
 
@@ -57,6 +55,12 @@ _idle = threading.Semaphore(0)
 """The threads that have made a call and are promised none: to start one takes four times as long as
 to wake one."""
 IDLE_SECONDS = 10.0
+
+
+def _begin(call: Callable[[], None]) -> None:
+    if not _idle.acquire(blocking=False):
+        threading.Thread(target=_work, daemon=True).start()
+    _calls.put(call)
 
 
 def _work() -> None:
