@@ -12,9 +12,11 @@ types. An unbiased coach:
                  outcome is a coin with it; or the mean of the two
     return       16, 32 or 64 tasks that come back all the time, each with an effect on the scores
                  (sd .1 or .2)
-    length       answers longer and shorter than the median, which are better, worse or neither; the
+    length       answers longer and shorter than the mean, which are better, worse or neither; the
                  quality differs by sample, and scores are noise, follow the outcome, or are the
                  quality
+    rare         128 tasks a step of one sample, of which one or two in a hundred are of a type that
+                 always fails; two scores of failures, .5 for three of four, and 1 for success
     demo         steps drawn from the demo's records (benchmarks/recorded/coach_bias.json): five
                  types, its rubric, one sample a task
 
@@ -142,7 +144,7 @@ class Answers:
                     said.append((role, task, length, quality, outcome))
             step: Step = {}
             for role in ROLES:
-                middle = statistics.median(length for who, _, length, _, _ in said if who == role)
+                middle = statistics.fmean(length for who, _, length, _, _ in said if who == role)
                 for who, task, length, quality, outcome in said:
                     if who != role:
                         continue
@@ -178,6 +180,20 @@ def demo(seed: int) -> Iterator[Step]:
         yield found
 
 
+def rare(share: float, seed: int) -> Iterator[Step]:
+    """A run with a type that always fails, of which a task is with a probability of `share`."""
+    draw = random.Random(seed)
+    for number in range(20):
+        found: Step = {}
+        for place in range(128):
+            kind = "rare" if draw.random() < share else "usual"
+            for role in ROLES:
+                outcome = float(kind == "usual" and draw.random() < 0.5)
+                score = 1.0 if outcome else 0.5 if draw.random() < 0.75 else 0.2
+                found[role, kind, f"{number}/{place}"] = [(score, outcome)]
+        yield found
+
+
 EVEN, TWO, THREE = (0.5, 0.5), (0.35, 0.65), (0.3, 0.5, 0.7)
 WITHOUT: dict[str, Sequence[World | Answers | Runs]] = {
     "null": [World(EVEN, "noise"), World(THREE, "noise", tasks=18)],
@@ -208,6 +224,7 @@ WITHOUT: dict[str, Sequence[World | Answers | Runs]] = {
         Answers("both", 0.7, tasks=64, samples=8),
         Answers("quality", 0.95, spread=0.05, within=0.3),
     ],
+    "rare": [partial(rare, 0.01), partial(rare, 0.02)],
     "demo": [demo],
 }
 LARGE = {"tasks": 32, "samples": 8}

@@ -33,10 +33,10 @@ where this test finds a bias in the steps before, so that the order in which ver
 not matter. What is measured is always the coach's own score, before anything is taken out.
 
 Does it prefer long answers (section 4.4)? The same test, with what is longer and what is shorter
-than the role's median of the step as the two types: longer answers may well be better, and only
-what success does not explain is a bias. Both types hold samples of the same tasks, whose own
-effects are alike in both, so the errors are rather too large. It is reported, and nothing is taken
-out.
+than the role's mean of the step as the two types (where lengths are few, many answers have the
+median itself, and would be neither): longer answers may well be better, and only what success does
+not explain is a bias. Both types hold samples of the same tasks, whose own effects are alike in
+both, so the errors are rather too large. It is reported, and nothing is taken out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import hypot, sqrt
-from statistics import NormalDist, fmean, median
+from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import t_quantile
@@ -152,12 +152,23 @@ class TypeSums:
         """By task, the same sums over pairs of different samples: of score and outcome, and of two
         outcomes."""
 
-    def error(self, slope: float) -> float:
-        """Returns the standard error of the mean of score - slope * outcome, by task."""
+    def variance(self, slope: float) -> float:
+        """Returns the variance of a task's mean of score - slope * outcome."""
         residual = self.u - slope * self.v
-        return (
-            sqrt(float(residual @ residual) * self.count / max(self.count - 1, 0.1)) / self.weight
-        )
+        of_mean = float(residual @ residual) / self.weight**2
+        return of_mean * self.count**2 / max(self.count - 1, 0.1)
+
+
+def errors_of(types: Mapping[str, TypeSums], slope: float) -> dict[str, float]:
+    """Returns the standard error of each type's mean of score - slope * outcome, by task.
+
+    A type's tasks vary by no less than those of all types do: a few that happen to be alike do not
+    tell that the next one will be.
+    """
+    degrees = {name: max(one.count - 1, 0.1) for name, one in types.items()}
+    variances = {name: one.variance(slope) for name, one in types.items()}
+    pooled = sum(degrees[name] * variances[name] for name in types) / sum(degrees.values())
+    return {name: sqrt(max(variances[name], pooled) / one.count) for name, one in types.items()}
 
 
 def slopes_of(types: Sequence[TypeSums], errors: float) -> Interval:
@@ -198,10 +209,9 @@ def contrast(types: Mapping[str, TypeSums], kind: str, errors: float) -> Differe
     t = t_quantile(max(1.0, sum(one.count for one in types.values()) - len(types)), errors)
     slopes, ends = slopes_of(list(types.values()), min(errors, SLOPE_ERRORS)), []
     for slope in (slopes.low, slopes.high):
-        bias, half = (
-            score - slope * success,
-            t * hypot(*(c * types[name].error(slope) for name, c in weights.items())),
-        )
+        bias = score - slope * success
+        each = errors_of(types, slope)
+        half = t * hypot(*(c * each[name] for name, c in weights.items()))
         ends.append(Interval(bias - half, bias + half))
     interval = Interval(min(end.low for end in ends), max(end.high for end in ends))
     some = any(end.low > 0 or end.high < 0 for end in ends)
@@ -368,13 +378,13 @@ def type_of(trajectory: Trajectory) -> str | None:
 
 def by_length(step: Sequence[tuple[Trajectory, JudgedAction]]) -> KindOf:
     """Returns whether what a role has written in a trajectory is `longer` or `shorter` than the
-    median of the role's in a step, in tokens an action; None where it is as long."""
+    mean of the role's in a step, in tokens an action; None where it is as long."""
     of: dict[str, dict[Trajectory, list[int]]] = {}
     for trajectory, judged in step:
         lengths = of.setdefault(judged.action.role, {}).setdefault(trajectory, [])
         lengths.append(len(judged.action.generation.ids))
     means = {role: {t: fmean(n) for t, n in lengths.items()} for role, lengths in of.items()}
-    middle = {role: median(lengths.values()) for role, lengths in means.items()}
+    middle = {role: fmean(lengths.values()) for role, lengths in means.items()}
 
     def kind(trajectory: Trajectory, role: str) -> str | None:
         length = means[role][trajectory]
