@@ -17,6 +17,7 @@ from test_agents import (
     ADD,
     CALL,
     calling,
+    played,
     said,
     scripted,
     served,
@@ -84,6 +85,17 @@ def test_content_ends_before_the_first_stop_string_and_the_next_turn_goes_on_fro
         assert second.before is first and second.extends
         shown = first.context_ids + first.generation.ids
         assert second.context_ids[: len(shown)] == shown
+
+
+def test_a_programs_answer_is_graded_without_the_stop_string_that_it_never_got(tmp_path):
+    text = """
+        def main(prompt):
+            return ask("worker", prompt, stop=["\\nObservation"])["content"]
+    """
+    trajectory = played(tmp_path, text, generate=stopping("42\nObservation: 3"))
+    (action,) = trajectory.actions
+    assert (trajectory.answer, trajectory.returned) == ("42", action.path)
+    assert action.text.startswith("42\nObservation")
 
 
 def test_what_another_role_is_shown_of_a_stopped_answer_is_known():

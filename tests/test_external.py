@@ -91,6 +91,17 @@ def texts(trajectory):
     return [(a["role"], a["ids"], a["text"], a["advantage"]) for a in trajectory["actions"]]
 
 
+def test_samples_are_asked_for_one_by_one_of_an_endpoint_that_takes_no_seed(recipe, tmp_path):
+    words = ("--external.body", '{"seed": null}', "--rollout.n_samples_per_prompt", "4")
+    few = ("--rollout.batch_size", "1", "--max_steps", "1")
+    with openai_server(coder) as (url, bodies):
+        plan = planned(recipe(url), tmp_path, *words, *few)
+        run_planned(plan)
+    asked = [a for t in recorded(plan, "trajectories.jsonl") for a in t["actions"]]
+    assert len(bodies) - 1 == sum(a["role"] == "coder" for a in asked) > 4
+    assert not any("seed" in body for body in bodies)
+
+
 def test_an_endpoint_that_is_down_loses_its_trajectories_by_reason_and_pauses_the_run(
     recipe, tmp_path
 ):

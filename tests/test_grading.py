@@ -264,6 +264,30 @@ def test_a_wait_that_outlives_its_deadline_harms_nobody():
     assert asyncio.run(main()) == 1.0
 
 
+def test_a_wait_that_begins_while_its_deadline_passes_harms_nobody():
+    """The deadline has cancelled its task, which has not yet been told."""
+
+    found = []
+
+    async def waits_once_it_has_passed(deadline):
+        for _ in iter(deadline.expired, True):
+            await asyncio.sleep(0)
+        return await waits()
+
+    async def bounded():
+        async with asyncio.timeout(0.01) as deadline:
+            with clock_of(deadline) as clock, against(clock):
+                found.append(asyncio.create_task(waits_once_it_has_passed(deadline)))
+                await asyncio.sleep(60)
+
+    async def main():
+        with pytest.raises(TimeoutError):
+            await bounded()
+        return await found[0]
+
+    assert asyncio.run(main()) == 1.0
+
+
 def test_an_innocent_answer_is_not_lost_behind_those_that_take_long():
     """Each power tower takes a second of CPU; the innocent has less time than they take."""
     towers = [f"\\boxed{{9^{{9^{{9}}}}+{n}}}" for n in range(3)]

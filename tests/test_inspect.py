@@ -165,6 +165,22 @@ def test_pairs_are_counted_by_what_became_of_them(tmp_path, capsys):
     assert "B is better" in printed(capsys, tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.parametrize(("solved", "p"), [(["t0"], 1.0), ([f"t{n}" for n in range(6)], 2**-5)])
+def test_a_task_is_one_coin_however_often_it_was_seen(tmp_path, capsys, solved, p):
+    """Three steps and two samples of each of six tasks."""
+    for name in ("a", "b"):
+        inspected_runs.write_run(tmp_path / name, tasks=6)
+        path = tmp_path / name / "trajectories.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        for record in records:
+            if record["task"] in solved:
+                record["outcome"] = float(name == "b")
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = json.loads(printed(capsys, tmp_path / "a", tmp_path / "b", "--json"))
+    assert len(found["gained"]) == 6 * len(solved)
+    assert (found["tasks"], found["p_value"]) == (6, pytest.approx(p))
+
+
 @pytest.mark.parametrize(("gained", "lost"), [(0, 0), (5, 0), (3, 9), (40, 44)])
 def test_the_exact_test_is_scipys(gained, lost):
     stats = pytest.importorskip("scipy.stats")

@@ -68,7 +68,7 @@ class Cache(Generic[R]):
             shared = self.pending[key] = _PendingJudgement(
                 asyncio.create_task(self._ask(key, request))
             )
-            shared.task.add_done_callback(functools.partial(self._finished, key))
+            shared.task.add_done_callback(functools.partial(self._finished, key, shared))
         else:
             self.tally.counts["cached"] += 1
         shared.waiting += 1
@@ -77,6 +77,7 @@ class Cache(Generic[R]):
         finally:
             shared.waiting -= 1
             if not shared.waiting:
+                self._forget(key, shared)  # at once: whoever asks next asks anew
                 shared.task.cancel()
 
     async def _ask(self, key: str, request: R) -> Judgement:
@@ -84,8 +85,12 @@ class Cache(Generic[R]):
         self.kept.put(key, judgement)
         return judgement
 
-    def _finished(self, key: str, task: asyncio.Task[Judgement]) -> None:
-        self.pending.pop(key, None)
+    def _forget(self, key: str, shared: _PendingJudgement) -> None:
+        if self.pending.get(key) is shared:
+            del self.pending[key]
+
+    def _finished(self, key: str, shared: _PendingJudgement, task: asyncio.Task[Judgement]) -> None:
+        self._forget(key, shared)
         if not task.cancelled():
             task.exception()  # whoever still waits raises it
 

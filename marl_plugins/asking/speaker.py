@@ -26,9 +26,10 @@ class Turn:
     body: Mapping[str, Any]
 
     def key(self, endpoint: CoachEndpoint) -> str:
-        """Derives the turn's name from all that its answer depends on."""
+        """Derives the turn's name from all that its answer depends on, and from all that was asked
+        for: samples that only a seed tells apart stay apart where an endpoint is told none."""
         inquiry = Inquiry(list(self.messages), "text", {}, self.body)
-        asked = json.dumps(endpoint.request_body(inquiry), sort_keys=True)
+        asked = json.dumps([endpoint.request_body(inquiry), dict(self.body)], sort_keys=True)
         return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
 
 

@@ -26,7 +26,7 @@ class Clock:
         """Seconds until the deadline, once nothing waits; None where it does not stand still."""
 
     def stop(self) -> None:
-        deadline = self.deadline
+        deadline = self.deadline if self.deadline and not self.deadline.expired() else None
         if self.waiting == 0 and deadline and (when := deadline.when()) is not None:
             self.left = when - asyncio.get_running_loop().time()
             deadline.reschedule(None)

@@ -9,10 +9,11 @@ LONGEST_CHARS = 1000
 """Maximum number of characters of an answer that is read as a value."""
 TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 UNIT = re.compile(
-    r"(?<=[\d})])(?:\s|~|\\,)*"
-    r"(?:\\(?:text|mathrm|mbox)\s*\{[^{}\\\d]*\}|\\?%|\^\s*\{?\s*\\circ\s*\}?)$"
+    r"(?<=[\d})])(?:\s|~|\\[ ,;:!]|\\q?quad)*"
+    r"(?:\\(?:text|textrm|mathrm|mbox)\s*\{[^{}\\\d]*\}(?:\s*\^\s*\{?\s*[23]\s*\}?)?"
+    r"|\\?%|°|\\degree|\^\s*\{?\s*\\circ\s*\}?)$"
 )
-"""What is counted, as LaTeX says it: `\\text{ cm}`, a percent sign, degrees."""
+"""What is counted, as LaTeX says it: `\\text{ cm}^2`, a percent sign, degrees."""
 POWER = re.compile(r"(?<=[\d.])\s*\\(?:times|cdot)\s*10\s*\^\s*\{?([+-]?\d+)\}?$", re.ASCII)
 NUMBER = re.compile(
     r"[+-]?\s*(?:\d{1,3}(?:,\d{3})+|\d*)(?:\.\d*)?(?:e[+-]?\d{1,3}|/\d+)?",

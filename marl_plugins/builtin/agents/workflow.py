@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,9 @@ class AgentWorkflow(WorkflowFile):
                 self.ignored |= session.ignored
         if ended.answer is None:
             raise self._failure(ended, session)
-        return session.said(ended.answer) or ended.answer
+        action = session.said(ended.answer)
+        # Its text may have a stop string at its end, which the program was not given.
+        return ended.answer if action is None else replace(action, text=ended.answer)
 
     async def _run(
         self, session: EndpointSession, request: Mapping[str, Any]

@@ -124,14 +124,17 @@ def values_of(runs: Sequence[RunReader], sides: tuple[Side, Side]) -> dict[str, 
     `gained` and `lost` are the pairs whose outcome rose or fell from A to B, each with the first
     role on the graph that said something else, empty where nothing differs. `types` counts, for
     each type of task, the pairs that rose, fell and stayed; `unpaired` those with an outcome that
-    only one of the runs has.
+    only one of the runs has. For `p_value` each of `tasks` counts once, by the sum of its changes:
+    its samples and evaluations are no coins of their own.
     """
     a, b = sides
     gained, lost, types = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, list[int]]()
+    by_task: defaultdict[str, float] = defaultdict(float)
     for before, after in zip(a.entries, b.entries, strict=True):
         kind = str(before.metadata.type or "")
         counts = types.setdefault(kind, [0, 0, 0])
         change = (after.outcome or 0.0) - (before.outcome or 0.0)
+        by_task[before.task_id] += change
         if abs(change) <= SAME_OUTCOME:
             counts[2] += 1
             continue
@@ -144,7 +147,7 @@ def values_of(runs: Sequence[RunReader], sides: tuple[Side, Side]) -> dict[str, 
         }
         (gained if change > 0 else lost).append(pair)
         counts[0 if change > 0 else 1] += 1
-    pairs = len(a.entries)
+    pairs, changes = len(a.entries), by_task.values()
     return {
         "runs": [run.folder.absolute().name for run in runs],
         "pairs": pairs,
@@ -152,7 +155,11 @@ def values_of(runs: Sequence[RunReader], sides: tuple[Side, Side]) -> dict[str, 
         "gained": gained,
         "lost": lost,
         "same": pairs - len(gained) - len(lost),
-        "p_value": sign_test(len(gained), len(lost)),
+        "tasks": len(by_task),
+        "p_value": sign_test(
+            sum(change > SAME_OUTCOME for change in changes),
+            sum(change < -SAME_OUTCOME for change in changes),
+        ),
         "types": dict(sorted(types.items())),
         "differing": differing(runs),
     }
@@ -171,8 +178,8 @@ def print_comparison(values: Mapping[str, Any], split: str) -> None:
         f"{only_b:,}"
     )
     print(
-        f"B is better on {len(gained)}, worse on {len(lost)}, the same on {values['same']}; exact "
-        f"p {values['p_value']:.3g}"
+        f"B is better on {len(gained)}, worse on {len(lost)}, the same on {values['same']}; over "
+        f"{values['tasks']:,} tasks exact p {values['p_value']:.3g}"
     )
     if len(values["types"]) > 1:
         rows = [[kind or "-", *map(str, counts)] for kind, counts in values["types"].items()]

@@ -25,6 +25,8 @@ def pairs_of(run: RunReader, steps: Steps) -> list[dict[str, Any]]:
     """
     by_pair: dict[tuple[str, str], list[float]] = defaultdict(list)
     for trajectory in run.trajectories(Filter(steps)):
+        if trajectory.forked:
+            continue  # it repeats what its original has done
         players = {action.role: action.policy for action in trajectory.actions}
         played = [role for role in trajectory.outcomes if role in players]
         for mine, other in permutations(played, 2):

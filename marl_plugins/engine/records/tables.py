@@ -29,7 +29,7 @@ from marl_plugins.core.table import Account, Table
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.engine.records.read import reason_left_out
 from marl_plugins.engine.records.spans import spans_of
-from marl_plugins.engine.records.trace import trace_of
+from marl_plugins.engine.records.trace import fork_of, trace_of
 
 PORTION_ROWS = 1000
 """Rows that are written at a time."""
@@ -43,6 +43,7 @@ def row_of(trajectory: Trajectory, action: Action) -> Row:
     reason = reason_left_out(action)
     values = (
         *(trajectory.step, encodable(trajectory.task.id), trajectory.sample, action.path),
+        fork_of(trajectory),
         *(
             action.role,
             action.policy,
@@ -71,7 +72,7 @@ def row_of(trajectory: Trajectory, action: Action) -> Row:
 
 
 ACTIONS = {
-    **{"step": "int64", "task": "string", "sample": "int64", "action": "string"},
+    **{"step": "int64", "task": "string", "sample": "int64", "action": "string", "fork": "string"},
     **{
         "role": "string",
         "policy": "string",
@@ -96,6 +97,7 @@ TRACE = {
         "task": "string",
         "sample": "int64",
         "action": "string",
+        "fork": "string",
         "role": "string",
         "policy": "string",
     },
@@ -118,7 +120,8 @@ class PolicyAccount:
         reason = reason_left_out(action)
         self.trained += reason is None
         self.left_out.update([reason] if reason else [])
-        self.tokens.update(shown=len(action.context_ids), sampled=len(action.generation.ids))
+        if not action.replayed:  # a fork's words that its original has said
+            self.tokens.update(shown=len(action.context_ids), sampled=len(action.generation.ids))
 
     def values(self) -> dict[str, Any]:
         return {

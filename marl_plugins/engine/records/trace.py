@@ -43,7 +43,7 @@ class TracedCall(BaseModel):
 
 
 class TracedAction(BaseModel):
-    """One action, named by (step, task, sample, action); `parents` are actions of the same
+    """One action, named by (step, task, sample, action, fork); `parents` are actions of the same
     trajectory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -52,6 +52,7 @@ class TracedAction(BaseModel):
     task: str
     sample: int
     action: str = ""
+    fork: str = ""
     role: str = ""
     policy: str = ""
     parents: tuple[str, ...] = ()
@@ -97,6 +98,7 @@ def traced(trajectory: Trajectory, selection: Filter = EVERYTHING) -> Iterator[T
         "step": trajectory.step,
         "task": trajectory.task.id,
         "sample": trajectory.sample,
+        "fork": fork_of(trajectory),
     }
     if not selection.of_actions and (calls := _calls(trajectory.tool_results)):
         start, end = (
@@ -105,6 +107,8 @@ def traced(trajectory: Trajectory, selection: Filter = EVERYTHING) -> Iterator[T
         )
         yield TracedAction(**of, start=start, answered=start, end=end, tools=calls)
     for action in filter(selection.has_action, trajectory.actions):
+        if action.replayed:
+            continue  # nobody was asked for it
         if not action.end:
             raise ValueError("it has no times, because an earlier release has written it")
         yield TracedAction(
@@ -120,6 +124,11 @@ def traced(trajectory: Trajectory, selection: Filter = EVERYTHING) -> Iterator[T
             tokens_out=len(action.generation.ids),
             tools=_calls(action.tool_results),
         )
+
+
+def fork_of(trajectory: Trajectory) -> str:
+    """Returns which fork a trajectory is, as `path:number`; empty for one that is none."""
+    return "{}:{}".format(*trajectory.forked) if trajectory.forked else ""
 
 
 def _calls(results: Iterable[ToolResult]) -> tuple[TracedCall, ...]:
