@@ -323,6 +323,19 @@ def test_what_would_be_ignored_is_refused(recipe):
     two = "  members: {a: {model: m}, b: {model: n}}\n"
     found = problems([*recipe(two), "--coach.budget_tokens", "5"])
     assert "coach.budget_of_members" in {code for code, *_ in found}
+    sums = "rewards: {terms: [{kind: score}]}\n"
+    begin = "extends: tiny.yaml\nplugins: [marl_plugins.coach, marl_plugins.rewards]\n" + sums
+    late = problems(recipe(one + "  disagreement: weigh\n", begin))
+    assert [code for code, *_ in late] == ["coach.changed_late"]
+
+
+def test_a_slow_member_that_could_cost_the_others_verdicts_is_named(recipe):
+    two = "  members: {a: {rubric: good.py}, b: {model: m}}\n"
+    begin = "extends: tiny.yaml\nplugins: [marl_plugins.coach]\n"
+    for seconds, codes in ((300, ["coach.late"]), (301, [])):
+        limits = f"limits: {{task_seconds: {seconds}}}\n"
+        warned = build_plan(recipe(two, begin + limits)).run.warnings
+        assert [p.code for p in warned if p.code.startswith("coach.")] == codes
 
 
 def test_a_resumed_run_has_the_same_members_and_no_secret_is_kept(recipe):

@@ -124,7 +124,7 @@ def test_its_programs_work_on_copies_of_what_agents_left(left):
         "plan.txt",
     ]
     assert (folder / "answer.txt").read_text() == "42\n"
-    note = note_of(found, action, seen, None)
+    note = note_of(found, seen)
     assert note["runs"][0]["output"] in seen_by_it
 
 

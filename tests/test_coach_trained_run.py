@@ -18,6 +18,7 @@ from marl_plugins.coach.lessons import JudgeTraining
 from marl_plugins.coach.model import PROMPTS, Questions, read_prompt
 from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.training import JudgeAnswer, TrainedCoach, rewards
+from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.run import Answer, EngineConnection, Run
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Sampling
@@ -195,7 +196,8 @@ def test_answers_without_a_verdict_are_trained_on_and_infrastructure_is_not(tmp_
     (metrics,) = lines(tmp_path, "metrics")
     assert metrics["coach/trained/judge/a/unreadable"] == 0.5 and metrics["coach/missing"] == 0.0
     trainer = judged_trainer(tmp_path / "never", lambda prompt, version: "Hm.", every=1, steps=1)
-    asyncio.run(trainer.fit(0))
+    with pytest.raises(RunPaused, match="infrastructure:coach_verdict"):  # of any agent
+        asyncio.run(trainer.fit(0))
     assert "p" not in trainer.updates[1]
     judge = trainer.updates[1]["judge"].rows
     assert {row.reward for row in judge} == {0.0} and max(

@@ -5,6 +5,7 @@ import asyncio
 import json
 import math
 import re
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -201,6 +202,21 @@ def test_three_lost_steps_in_a_row_pause_the_run_with_the_cause():
         if step < 5:
             breaker.check()
     with pytest.raises(RunPaused, match=r"to calculator in 3 consecutive steps, .* step 5;"):
+        breaker.check()
+
+
+def test_a_judge_that_is_trained_does_not_hide_that_no_agent_is():
+    """Its answers without a verdict are rows too. Where all agents are frozen, its rows count."""
+    breaker, frozen = CircuitBreaker(3), CircuitBreaker(3)
+    for step in (1, 2, 3):
+        frozen.check()
+        for one, reason in ((breaker, "verdicts missing"), (frozen, "frozen")):
+            made = ledger(step, ANSWERED)
+            made.left_out["a"] = Counter({reason: 2})
+            made.auxiliary.append(ledger(step, [], trained=16))
+            one.step(made, ANSWERED)
+    frozen.check()
+    with pytest.raises(RunPaused, match="no row to train on"):
         breaker.check()
 
 

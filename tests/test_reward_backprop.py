@@ -280,6 +280,7 @@ def scored(outcome, scores, edges=None):
 
 def test_a_reward_joins_the_score_with_the_contribution():
     t = scored(0.0, [0.8, 0.6, None])
+    said = t.actions[1].explanation = "the coach's words"
     metrics = credited([t], ["--reward_backprop.alpha", "0.5", "--reward_backprop.beta", "2"])
     # c takes a half of -1, b a half of the rest; all of one sign, they are rescaled to -1.
     deltas = {"a": 0.0, "b": -1 / 3, "c": -2 / 3}
@@ -294,10 +295,14 @@ def test_a_reward_joins_the_score_with_the_contribution():
     assert [sum(a.terms.values()) for a in t.actions[:2]] == [a.reward for a in t.actions[:2]]
     assert t.actions[2].terms == {}
     assert t.actions[1].notes == {
-        "reward_backprop": {"contribution": pytest.approx(deltas["b"]), "passed_on": "from b"}
+        "reward_backprop": {
+            "contribution": pytest.approx(deltas["b"]),
+            "why": "told to",
+            "passed_on": "from b",
+        }
     }
     assert to_record(from_record(json.loads(json.dumps(to_record(t))))) == to_record(t)
-    assert "contribution -0.33: told to; passed on: from b" in t.actions[1].explanation
+    assert t.actions[1].explanation == said  # the coach's own: a judge is taught by it
     assert metrics["backprop/gap"] == pytest.approx(0.25)
 
 

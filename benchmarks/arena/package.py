@@ -38,6 +38,7 @@ class ArenaRun:
             section, _, key = name.partition(".")
             vars(self.args).setdefault(section, SimpleNamespace())
             setattr(getattr(self.args, section), key, value)
+        self.plugins: Sequence[str] = ()
         self.policies: list[RunPolicy] = []
         self.recipe: Any = None
         self._states: dict[type, Any] = {}
@@ -188,9 +189,7 @@ class ArenaStep:
         self.policy, self.draw = policy, draw
         self.leaves: dict[Trajectory, Leaf] = {}
         self.answers = 0
-
-    def planned(self, number: int) -> list[Task]:
-        return [Task(str(task), "prompt") for task in range(self.policy.game.tasks)]
+        self.tasks = [Task(str(task), "prompt") for task in range(policy.game.tasks)]
 
     async def trajectory(self, task: Task, place: int, sample: int) -> Trajectory:
         return self._said(place, sample, *walk(self.policy, place, self.draw))

@@ -48,7 +48,7 @@ from marl_plugins.coach.members import (
     of_member,
 )
 from marl_plugins.coach.metrics import JudgedAction, measure, measure_members
-from marl_plugins.coach.notes import NOTES, note_of
+from marl_plugins.coach.notes import NOTES, asked_of, note_of
 from marl_plugins.coach.section import CoachConfig
 from marl_plugins.coach.section import may_differ as may_differ
 from marl_plugins.coach.stages import Stages, check_stages
@@ -141,6 +141,13 @@ def marl_configure(run: Run) -> list[Problem]:
         if run.args.coach.memory or any(s.ask for s in state.stages.stages):
             for name, coach in models.items():
                 problems += of_member(name, without_training(coach.questions.prompts))
+    changed = {"coach.debias": run.args.coach.debias}
+    changed["coach.disagreement"] = config_of(run).disagreement == "weigh"
+    for name in (name for name, is_on in changed.items() if is_on):
+        if "marl_plugins.rewards" in run.plugins:
+            got = "changes scores after marl_plugins.rewards has made rewards of them"
+            fix = "leave out one of the two"
+            problems.append(Problem("coach.changed_late", at(key=name), got, fix=fix))
     if run.args.coach.corrections_coef and not correcting:
         problems.append(
             Problem(
@@ -214,6 +221,8 @@ async def _score(run: Run, action: Action, seen: Seen) -> float:
     last = isinstance(seen, SeenLast)
     if last and run.args.coach.ground_truth == "none":
         seen = Seen(**{f.name: getattr(seen, f.name) for f in fields(Seen)})
+    # Before it is asked: what a question says of the training may change meanwhile.
+    asked = asked_of(action, seen, state.questions) if state.questions else {}
     try:
         verdict = await state.coach.judge(action, seen)
     except (
@@ -225,7 +234,7 @@ async def _score(run: Run, action: Action, seen: Seen) -> float:
         raise
     state.verdicts[action] = JudgedAction(action, verdict, last)
     action.explanation = verdict.explanation
-    action.notes[NOTES] = note_of(verdict, action, seen, state.questions)
+    action.notes[NOTES] = note_of(verdict, seen) | asked
     return verdict.share
 
 
@@ -320,5 +329,6 @@ def marl_state(run: Run) -> dict[str, Any]:
 @hookimpl
 def marl_restore(run: Run, state: Mapping[str, Any]) -> None:
     run.state(CoachState).bias.restore(state["bias"])
-    run.state(CoachState).length_bias.restore(state.get("length_bias", {}))
+    if "length_bias" in state:  # an earlier version has saved none
+        run.state(CoachState).length_bias.restore(state["length_bias"])
     run.state(CoachState).stages.restore(state["stages"])

@@ -118,6 +118,18 @@ def check_members(run: Run) -> list[Problem]:
             for name in BUDGETS
             if f"coach.{name}" in run.given
         ]
+    slow = [
+        name
+        for name, member in members.items()
+        if {"model", "policy"} & {*kinds_of(member)}
+        and member_args(run, member).deadline >= run.recipe.limits.task_seconds
+    ]
+    if slow and len(members) > 1:
+        where = at(key="limits.task_seconds", flag="coach.deadline")
+        got = f"where {' or '.join(slow)} is late, the others' verdicts are lost with it"
+        problems.append(
+            Problem("coach.late", where, got, fix="lower the deadline", severity="warning")
+        )
     problems += [
         Problem(
             "coach.irrelevant",

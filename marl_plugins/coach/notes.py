@@ -44,23 +44,25 @@ def noted_verdict(action: Action) -> Verdict | None:
     return kind.model_validate_json(json.dumps(fields))
 
 
-def note_of(
-    verdict: Verdict, action: Action, seen: Seen, questions: Questions | None
-) -> dict[str, Any]:
-    """Returns the note of a verdict.
+def asked_of(action: Action, seen: Seen, questions: Questions) -> dict[str, str]:
+    """Returns the part of a note that tells what a model is asked."""
+    training = questions.training(action.role)
+    return {
+        "asked": digest_of(questions.of(action, seen)),
+        **({"training": training} if training else {}),
+    }
+
+
+def note_of(verdict: Verdict, seen: Seen) -> dict[str, Any]:
+    """Returns the note of a verdict, without what was asked.
 
     Args:
         seen: What the coach saw.
-        questions: How a model is asked; None where none is.
     """
     note: dict[str, Any] = verdict.model_dump(
         include={"score", "correct", "criteria"}, exclude_defaults=True
     )
     note["knew_the_label"] = isinstance(seen, SeenLast)
-    if questions is not None:
-        note["asked"] = digest_of(questions.of(action, seen))
-        if training := questions.training(action.role):
-            note["training"] = training
     if isinstance(verdict, JointVerdict):
         note |= {"members": verdict.members, "failed": verdict.failed}
     if verdict.runs:

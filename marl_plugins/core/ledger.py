@@ -82,7 +82,9 @@ def why_untrained(ledger: Ledger, trajectories: Sequence[Trajectory]) -> str:
         reasons.append("no role has acted")
     for role, left_out in sorted(ledger.left_out.items()):
         others = [
-            (why, n) for why, n in left_out.most_common() if not why.startswith("infrastructure:")
+            (why, n)
+            for why, n in left_out.most_common()
+            if why.removeprefix("infrastructure:") not in ledger.lost
         ]
         reasons += [f"{n} actions of {role} left out ({why})" for why, n in others]
     return "; ".join(reasons) or "there were no trajectories"
@@ -172,10 +174,13 @@ class Ledger:
         return ledger
 
     def rows_trained(self) -> int:
-        """Returns how many rows are trained on, those that parts of the step have added and those
-        that entered included."""
-        received = (self.received,) if self.received else ()
-        return sum(ledger.trained.total() for ledger in (self, *self.auxiliary, *received))
+        """Returns how many rows are trained on, those that entered included; those that parts of
+        the step have added where there are no others to train: a judge that is trained is no
+        progress of agents that are not."""
+        rows = self.trained.total() + (self.received.trained.total() if self.received else 0)
+        if rows or any(reasons.keys() - {"frozen"} for reasons in self.left_out.values()):
+            return rows
+        return sum(ledger.trained.total() for ledger in self.auxiliary)
 
     def record(self) -> dict[str, Any]:
         """Returns one line of `ledger.jsonl`."""

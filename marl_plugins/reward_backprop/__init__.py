@@ -254,6 +254,8 @@ async def credit_trajectory(
         role: value_of(trajectory, role, weights)
         for role in dict.fromkeys(a.role for a in trajectory.actions)
     }
+    # Else a reward is the outcome, which a contribution is made of.
+    made_of_parts = trajectory.actions_scored or "marl_plugins.rewards" in run.plugins
     different = {value for value in values.values() if value is not None}
     if not different or all(action.reward is None for action in trajectory.actions):
         for action in trajectory.actions:
@@ -286,19 +288,19 @@ async def credit_trajectory(
         delta = contributions[value][action.path]
         note_contribution(action, delta, parts_by_value[value][action.path])
         if action.reward is not None:
-            process = action.reward if trajectory.actions_scored else 0.0
+            process = action.reward if made_of_parts else 0.0
             action.terms = {"process": args.alpha * process, "contribution": args.beta * delta}
             action.reward = sum(action.terms.values())
     return statistics.fmean(abs(value - sum(parts.values())) for value, parts in raw.items())
 
 
 def note_contribution(action: Action, delta: float, attribution: Attribution) -> None:
-    """Records a contribution and its reasons with the action, for machines and for people."""
-    passed_on = attribution.passed_on and f"passed on: {attribution.passed_on}"
-    reasons = "; ".join(text for text in (attribution.why, passed_on) if text)
-    line = f"contribution {delta:+.2f}: {reasons}"
-    action.explanation = f"{action.explanation}\n{line}" if action.explanation else line
-    action.notes[NAME] = {"contribution": delta, "passed_on": attribution.passed_on}
+    """Records a contribution and its reasons with the action."""
+    action.notes[NAME] = {
+        "contribution": delta,
+        "why": attribution.why,
+        "passed_on": attribution.passed_on,
+    }
 
 
 def describe_outcome(trajectory: Trajectory, roles: Sequence[str]) -> str:
