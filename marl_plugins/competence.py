@@ -107,7 +107,8 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
         actions = [action for action in trajectory.actions if action.reward is not None]
         team = options.team * sum(action.reward or 0.0 for action in actions)
         for action in actions:
-            told[action.policy].append(options.own * (action.reward or 0.0) + team)
+            if not trajectory.origin:  # what others have made was chosen
+                told[action.policy].append(options.own * (action.reward or 0.0) + team)
             competence.actions[action.policy].append(action)
             action.add_reward("competence", -competence.now.get(action.policy, 0.0))
     for policy, values in told.items():

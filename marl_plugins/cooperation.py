@@ -268,23 +268,23 @@ def teams_of(actions: Sequence[Action], teams: str | None) -> list[list[Action]]
 def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
     options, of_policies = run.args.cooperation, run.state(ShareTemperatures)
     factor, tau = factor_and_tau(run)
-    sums: dict[tuple[str, str], float] = defaultdict(float)
-    counts: dict[tuple[str, str], int] = defaultdict(int)
-    own: dict[tuple[str, str, Trajectory], list[float]] = defaultdict(list)
+    sums: dict[tuple[str, str, str], float] = defaultdict(float)
+    counts: dict[tuple[str, str, str], int] = defaultdict(int)
+    own: dict[tuple[str, str, str, Trajectory], list[float]] = defaultdict(list)
     rewarded = [(t, [a for a in t.actions if a.reward is not None]) for t in trajectories]
     for trajectory, actions in rewarded:
         for action in actions:
-            of = (trajectory.task.id, action.role)
+            of = (trajectory.origin, trajectory.task.id, action.role)
             sums[of] += action.reward or 0.0
             counts[of] += 1
             own[*of, trajectory].append(action.reward or 0.0)
-    outcomes = [t.outcome for t in trajectories if t.outcome is not None]
+    outcomes = [t.outcome for t in trajectories if t.outcome is not None and not t.origin]
     run.state(Temperature).latest = 1 - fmean(sorted(outcomes)) if outcomes else None
     by_team = [(t, team) for t, actions in rewarded for team in teams_of(actions, options.teams)]
     for trajectory, actions in by_team:
         rewards, gains = [action.reward or 0.0 for action in actions], []
         for action, reward in zip(actions, rewards, strict=True):
-            of = (trajectory.task.id, action.role)
+            of = (trajectory.origin, trajectory.task.id, action.role)
             mine = own[*of, trajectory]
             others = counts[of] - len(mine)
             gains.append(reward - (sums[of] - sum(mine)) / others if others else 0.0)

@@ -70,6 +70,14 @@ def marl_configure(run: Run) -> list[Problem]:
     if "marl_plugins.continuous" in run.plugins:
         got = "marl_plugins.continuous gives steps their trajectories too"
         problems.append(Problem("counterfactual.source", got=got, fix="use one of the two"))
+    if run.args.algo.dynamic_filtering_enable:
+        got = "a step's tasks are taken as they are; --algo.dynamic_filtering_enable would add some"
+        problems.append(Problem("counterfactual.filtering", got=got, fix="leave one out"))
+    for name in {f"marl_plugins.{n}" for n in ("replay", "swarm", "transfer")} & {*run.plugins}:
+        got = (
+            f"own trajectories alone are compared, and none that {name} brings would be trained on"
+        )
+        problems.append(Problem("counterfactual.received", got=got, fix="leave one out"))
     others = [who for who in run.need_step if "credit" in who and __name__ not in who]
     if others:
         got = f"outcomes are compared, and what {', '.join(others)} makes of rewards before is lost"
@@ -94,11 +102,12 @@ class Forks(StepPart):
 
     def __init__(self, run: Run, step: Step):
         self.run, self.step = run, step
+        self.tasks = list(step.tasks)
 
     async def source(self) -> AsyncGenerator[Sequence[Trajectory], None]:
-        tasks = self.step.planned(self.step.number)
         work = [
-            asyncio.ensure_future(self.of_task(task, place)) for place, task in enumerate(tasks)
+            asyncio.ensure_future(self.of_task(task, place))
+            for place, task in enumerate(self.tasks)
         ]
         try:
             for trajectories in work:

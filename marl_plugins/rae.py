@@ -42,12 +42,14 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
         run.args.rae.decay,
         defaultdict[str, list[float]](list),
     )
-    rewarded = [a for t in trajectories for a in t.actions if a.reward is not None]
-    for action in rewarded:
-        by_role[action.role].append(action.reward or 0.0)
+    rewarded = [(t, a) for t in trajectories for a in t.actions if a.reward is not None]
+    for t, action in rewarded:
+        if not t.origin:  # what others have made was chosen
+            by_role[action.role].append(action.reward or 0.0)
     means = {role: fmean(rewards) for role, rewards in by_role.items()}
-    for action in rewarded:
-        action.add_reward("baseline", -baselines.get(action.role, means[action.role]))
+    for _, action in rewarded:
+        baseline = baselines.get(action.role, means.get(action.role, 0.0))
+        action.add_reward("baseline", -baseline)
     for role, mean in means.items():
         baselines[role] = decay * baselines.get(role, mean) + (1 - decay) * mean
     return trajectories

@@ -2,7 +2,9 @@
 1511.05952; Sandbox-RL, algorithm 6).
 
     p_i = priority_i / sum        priority_i = a mean reward + b mean |advantage| of the group's
-    actions, at least 1e-6 w_i = (N p_i)^-beta / the largest of them
+                                  actions, at least a hundredth of the mean priority
+    w_i = (N p_i)^-beta           not divided by the largest: that of a group which is hardly ever
+                                  drawn would make all others vanish
 
 With `--replay.sharpness` c above 0 it is Sandbox-RL's equation 16 instead,
 
@@ -15,9 +17,9 @@ which a token was sampled: the derivative by its own logit.
 A step draws `--replay.groups` of the N groups of the last `--replay.staleness` steps, with
 replacement, by p. The workflow says them again with the ids and log-probs that were sampled
 (`Exchange.again`), graders and coach score them again, and their advantages are multiplied by w and
-by how often they were drawn: with beta 1 that is, in expectation, the plain mean over the N groups,
-up to one factor. It is off-policy, which `--algo.advantage.is_correction_level token` corrects for
-each token.
+by how often they were drawn: with beta 1 that is, in expectation, `--replay.groups` times the plain
+mean over the N groups. It is off-policy, which `--algo.advantage.is_correction_level token`
+corrects for each token.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ from marl_plugins import (
     derive_seed,
     hookimpl,
 )
+
+LEAST_OF_MEAN = 0.01
+"""The priority of a group, at least, as a part of the mean one."""
 
 
 class Buffer:
@@ -157,9 +162,12 @@ def exponential_priorities(
 def chances_and_weights(
     priorities: Sequence[float], beta: float
 ) -> tuple[list[float], list[float]]:
-    """Returns the probability of each of some groups, and its weight, of which the largest is 1."""
-    chances = [each / sum(priorities) for each in priorities]
-    return chances, [(min(chances) / chance) ** beta for chance in chances]
+    """Returns the probability of each of some groups, and its weight, of which none is above
+    101."""
+    least = LEAST_OF_MEAN * fmean(priorities)
+    bounded = [max(least, each) for each in priorities]
+    chances = [each / sum(bounded) for each in bounded]
+    return chances, [(len(chances) * chance) ** -beta for chance in chances]
 
 
 @hookimpl

@@ -14,7 +14,7 @@ from planned_once import PlannedOnce
 from recipe_runs import planned
 from simulated import make_trajectory
 
-from marl_plugins import competence, cooperation, mean_group
+from marl_plugins import competence, cooperation, mean_group, rae
 from marl_plugins.competence import Competence
 from marl_plugins.competence import marl_credit_step as with_competence
 from marl_plugins.cooperation import marl_credit_step as cooperate
@@ -212,6 +212,45 @@ def test_adaptive_om_follows_equation_86_within_its_bounds_and_resumes():
 def test_an_adapting_tau_stays_within_its_bounds_whatever_the_regret(tau, before, regret, rate):
     rule = cooperation.Rule(1.0, tau, rate, 0.1, 10)
     assert 0.1 <= cooperation.adapted(tau, before, regret, rule) <= 10
+
+
+# -- what was received
+
+
+def test_what_was_received_is_in_no_mean():
+    """It was chosen by those who share it, or by who took it."""
+    options = {
+        "cooperation": {"factor": 0.5, "tau": 1.0, "negative": "mirror", "teams": None}
+        | {"adapt": 1.0, "bounds": [0.1, 10.0], "preset": None},
+        "competence": {"eta": 0.1, "decay": 0.1, "most": 1.0, "own": 1.0, "team": 0.0}
+        | {"advantage": 0.0, "forgets": "c"},
+        "rae": {"decay": 0.5},
+    }
+    args = SimpleNamespace(**{name: SimpleNamespace(**each) for name, each in options.items()})
+
+    def learned(received):
+        states = {}
+        run = SimpleNamespace(
+            args=args, state=lambda kind: states.setdefault(kind, kind()), recipe=None
+        )
+        outcomes = [(0.0, ""), (1.0, ""), *[(1.0, "another run")] * received]
+        trajectories = [
+            make_trajectory({"a": []}, rewards={"a": outcome}, sample=number)
+            for number, (outcome, _) in enumerate(outcomes)
+        ]
+        for trajectory, (outcome, origin) in zip(trajectories, outcomes, strict=True):
+            trajectory.outcome, trajectory.origin = outcome, origin
+        for credit in (mean_group.marl_credit_step, with_competence, rae.marl_credit_step):
+            credit(trajectories, run)
+        cooperation.marl_credit_step(trajectories, run)
+        return (
+            run.state(mean_group.MeanRewards).latest,
+            dict(run.state(Competence).following),
+            dict(run.state(rae.Baselines)),
+            run.state(cooperation.Temperature).latest,
+        )
+
+    assert learned(0) == learned(2)
 
 
 # -- competence

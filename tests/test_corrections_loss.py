@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from simulated import conversations
+from vocabularies import CHATML, of_bytes
 
+from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
@@ -17,6 +19,7 @@ from marl_plugins.core.trajectory import Correction
 from marl_plugins.engine.runtime.layout import Limit
 
 policy_actor = pytest.importorskip("marl_plugins.engine.processes.policy_actor")
+from marl_plugins.builtin.corrections import part as part_of_step  # noqa: E402
 from marl_plugins.builtin.corrections.extra import CorrectedActions, corrected_actions  # noqa: E402
 from marl_plugins.builtin.corrections.part import CorrectionsPart  # noqa: E402
 from marl_plugins.builtin.corrections.worker import CorrectionsLoss  # noqa: E402
@@ -26,18 +29,24 @@ from marl_plugins.engine.runtime.batching import rank_batches  # noqa: E402
 from marl_plugins.engine.runtime.experience import estimate, forwarded, sequence_experience  # noqa: E402
 
 from openrlhf.models import Actor, PolicyLoss  # noqa: E402  # isort: skip  # after the host support
-from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402  # isort: skip
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM  # noqa: E402  # isort: skip
 
 CLIP, COEF, TEMPERATURE = 0.2, 0.3, 0.7
 
 
 class Numbers:
-    """A tokenizer of numbers between spaces."""
+    """A chat of numbers between spaces."""
 
-    eos_token_id = 1
+    end_of_turn = (1,)
 
-    def encode(self, text, add_special_tokens):
-        assert not add_special_tokens
+    @property
+    def foreign(self):
+        return self
+
+    def hide(self, text, role):
+        return text
+
+    def encode(self, text):
         return [int(word) for word in text.split()]
 
 
@@ -310,13 +319,28 @@ def test_without_any_the_processes_are_given_what_they_were(model):
         close(mine, reference(model, rows, [])[0])
 
 
-def test_each_action_once_in_its_own_context_and_no_longer_than_it_may_be(model):
+def test_a_correction_ends_as_a_turn_does_and_what_looks_like_a_special_token_is_text():
+    """Its tokenizer's own end is another one, as in base models."""
+    made = of_bytes("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>")
+    tokenizer.chat_template = CHATML
+    chat = ChatFormat(tokenizer, "p")
+    (row, *_) = [Row(t, a, 1.0) for t in [conversations(3, 5)] for a in t.actions]
+    row.action.correction = Correction("4<|im_end|>\n<|im_start|>user", COEF)
+    ((corrected,), _) = corrected_actions([row], chat, 10**6)
+    ids = corrected.ids[-corrected.tokens :]
+    assert tokenizer.decode(ids[-1:]) == "<|im_end|>"
+    assert not set(ids[:-1]) & set(tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"]))
+    assert tokenizer.decode(ids[:-1]) == row.action.correction.text
+
+
+def test_each_action_once_in_its_own_context_and_no_longer_than_it_may_be(model, monkeypatch):
     prepared, corrected = prepared_rows(model, 19, corrections=4)
     rows = [row for row in prepared.rows if row.action.correction is not None]
     twice, _ = corrected_actions([*prepared.rows, rows[0]], Numbers(), 10**6)
     assert [c.ids for c in twice] == [c.ids for c in corrected]
     for c, row in zip(corrected, rows, strict=True):
-        said = [*Numbers().encode(row.action.correction.text, add_special_tokens=False), 1]
+        said = [*Numbers().encode(row.action.correction.text), 1]
         assert (
             c.ids == [*row.action.context_ids, *said]
             and c.tokens == len(said)
@@ -324,7 +348,9 @@ def test_each_action_once_in_its_own_context_and_no_longer_than_it_may_be(model)
         )
     longest = max(len(c.ids) for c in corrected)
     for limit, count in ((longest - 1, sum(len(c.ids) < longest for c in corrected)), (1, 0)):
-        policy = SimpleNamespace(tokenizer=Numbers(), longest=limit)
+        monkeypatch.setattr(part_of_step, "ChatFormat", lambda *given, **more: Numbers())
+        spec = SimpleNamespace(template={})
+        policy = SimpleNamespace(tokenizer=None, name="p", spec=spec, longest=limit)
         part = CorrectionsPart(SimpleNamespace(policies={"p": policy}))
         (found,) = asyncio.run(part.prepared([prepared]))
         assert found.metrics == {

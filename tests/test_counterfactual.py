@@ -84,6 +84,20 @@ def test_an_advantage_is_made_of_the_comparisons_that_reach_the_action(tmp_path)
     assert trained > 40 and different > 20
 
 
+def test_the_tasks_are_those_that_plugins_have_chosen(tmp_path):
+    (tmp_path / "chooser.py").write_text(
+        "from marl_plugins import hookimpl\n\n"
+        "@hookimpl\n"
+        "def marl_batch(tasks, all_tasks):\n"
+        "    return all_tasks[-len(tasks):]\n"
+    )
+    of = plan(tmp_path, "--plugin", str(tmp_path / "chooser.py"), "--max_steps", "1")
+    run_planned(of)
+    chosen = [task.id for task in of.tasks("train")][-3:]
+    played = dict.fromkeys(t["task"] for t in recorded(of, "trajectories.jsonl"))
+    assert [*played] == chosen
+
+
 def groups_of(t, roles):
     """A record's groups: its task's, and those of its own actions or of the one it is a fork of."""
     if "forked" in t:
@@ -100,5 +114,10 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
     assert not plan(tmp_path).run.warnings
     warned = plan(tmp_path, "--plugin", "marl_plugins.cooperation").run.warnings
     assert [problem.code for problem in warned] == ["counterfactual.rewards"]
+    filtered = ("--algo.dynamic_filtering_enable", "--algo.dynamic_filtering_range", "0", "1")
+    with refused(("counterfactual.filtering",)):
+        plan(tmp_path, *filtered)
+    with refused(("counterfactual.received",)):
+        plan(tmp_path, "--plugin", "marl_plugins.replay")
     with refused(("counterfactual.source",)):
         plan(tmp_path, "--plugin", "marl_plugins.continuous", "--train.async_enable")

@@ -18,7 +18,7 @@ from marl_plugins.builtin.filtering import (
     score,
     teaches_nothing,
 )
-from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.failures import RunEnded, RunPaused
 from marl_plugins.core.recipe.tasks import epoch_order
 from marl_plugins.core.trajectory import Task
 from marl_plugins.engine.plan.build import build_plan
@@ -145,6 +145,32 @@ def test_what_is_left_out_is_in_the_ledger_and_the_next_step_goes_on_after_it(tm
         )
     kept = {t["task"] for t in trajectories if any(a["left_out"] is None for a in t["actions"])}
     assert not any(int(t[1:]) % 3 == 0 for t in kept)
+
+
+def test_a_step_that_is_paused_is_made_of_the_same_tasks_when_the_run_goes_on(tmp_path):
+    (tmp_path / "pauser.py").write_text(
+        "from marl_plugins import RunPaused, hookimpl\n"
+        "left = [1]\n"
+        "@hookimpl\n"
+        "def marl_credit_step(trajectories):\n"
+        "    if trajectories[0].step == 2 and left:\n"
+        "        left.pop()\n"
+        "        raise RunPaused('spent')\n"
+        "    return trajectories\n"
+    )
+    outcome = "float(int(trajectory.task.id[1:]) % 3 > 0 and trajectory.sample == 0)"
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    whole = planned(tmp_path / "a", outcome=outcome)
+    run_planned(whole)
+    plan = planned(tmp_path / "b", "--plugin", str(tmp_path / "pauser.py"), outcome=outcome)
+    with pytest.raises(RunPaused):
+        run_planned(plan)
+    run_planned(plan, resume=True)
+    first, again = (
+        [(t["step"], t["task"], t["sample"]) for t in recorded(each, "trajectories.jsonl")]
+        for each in (whole, plan)
+    )
+    assert first == again
 
 
 def words_again(folder, plan):

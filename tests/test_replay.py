@@ -35,25 +35,30 @@ PRIORITIES = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=20)
 
 
 @given(PRIORITIES, st.data())
-def test_with_beta_1_the_weighted_mean_over_draws_is_the_plain_mean_up_to_one_factor(
-    priorities, data
-):
+def test_with_beta_1_the_weighted_mean_over_draws_is_the_plain_mean(priorities, data):
     values = data.draw(
         st.lists(st.floats(-10, 10), min_size=len(priorities), max_size=len(priorities))
     )
     chances, weights = chances_and_weights(priorities, 1.0)
     expected = sum(p * w * x for p, w, x in zip(chances, weights, values, strict=True))
-    factor = len(priorities) * min(chances)  # what the largest weight is divided by
-    assert expected == pytest.approx(factor * sum(values) / len(values), rel=1e-6, abs=1e-9)
+    assert expected == pytest.approx(sum(values) / len(values), rel=1e-6, abs=1e-9)
 
 
 @given(PRIORITIES, st.floats(0, 1))
-def test_chances_are_priorities_and_no_weight_is_above_1(priorities, beta):
+def test_chances_are_priorities_and_no_weight_is_above_101(priorities, beta):
     chances, weights = chances_and_weights(priorities, beta)
-    assert sum(chances) == pytest.approx(1) and max(weights) == 1 and min(weights) > 0
-    assert [c * sum(priorities) for c in chances] == pytest.approx(priorities)
+    assert sum(chances) == pytest.approx(1) and max(weights) <= 101 + 1e-9 and min(weights) > 0
+    least = sum(priorities) / len(priorities) / 100
+    bounded = [max(least, each) for each in priorities]
+    assert [c * sum(bounded) for c in chances] == pytest.approx(bounded)
     if beta == 0:
         assert set(weights) == {1.0}
+
+
+def test_a_group_that_teaches_nothing_does_not_make_the_others_vanish():
+    """All samples of the last one have the same outcome."""
+    chances, weights = chances_and_weights([0.5, 2 / 3, 0.5, 1e-6], 1.0)
+    assert all(0.5 < weight < 1 for weight in weights[:3]) and chances[3] < 0.003
 
 
 def test_a_priority_is_of_rewards_and_of_the_size_of_advantages():

@@ -187,15 +187,18 @@ def move_policies(run: Run) -> None:
 @hookimpl
 def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
     means, rewards = run.state(MeanRewards), defaultdict[str, list[float]](list)
-    for action in (a for t in trajectories for a in t.actions if a.reward is not None):
-        rewards[action.policy].append(action.reward or 0.0)
-        if action.policy in means.factors:
-            action.add_reward(
-                "mean_group", (means.factors[action.policy] - 1.0) * (action.reward or 0.0)
-            )
+    for trajectory in trajectories:
+        for action in (a for a in trajectory.actions if a.reward is not None):
+            if not trajectory.origin:  # what others have made was chosen
+                rewards[action.policy].append(action.reward or 0.0)
+            if action.policy in means.factors:
+                action.add_reward(
+                    "mean_group", (means.factors[action.policy] - 1.0) * (action.reward or 0.0)
+                )
     means.latest = {policy: fmean(sorted(values)) for policy, values in rewards.items()}
     means.said, means.step = defaultdict(int), max((t.step for t in trajectories), default=0)
-    for action in (a for t in trajectories for a in t.actions if not t.origin):
+    own = (a for t in trajectories for a in t.actions if not t.origin and not a.replayed)
+    for action in own:
         means.said[action.policy] += len(action.generation.ids)
     return trajectories
 

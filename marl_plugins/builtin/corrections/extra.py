@@ -6,11 +6,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 
 from marl_plugins.builtin.corrections.worker import CORRECTION_LABEL, CorrectionsLoss
+from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.rows import Row
 from marl_plugins.engine.runtime.experience import Experience, ExtensionCall
 from marl_plugins.engine.runtime.layout import Layout
@@ -34,7 +34,7 @@ class CorrectedAction:
 
 
 def corrected_actions(
-    rows: Sequence[Row], tokenizer: Any, longest: int
+    rows: Sequence[Row], chat: ChatFormat, longest: int
 ) -> tuple[list[CorrectedAction], int]:
     """Returns the corrected actions among rows that can be trained on, and the number of those that
     are too long.
@@ -48,10 +48,9 @@ def corrected_actions(
     }  # a row may be selected twice
     for action, row in actions.items():
         assert action.correction is not None
-        answer_ids = [
-            *tokenizer.encode(action.correction.text, add_special_tokens=False),
-            tokenizer.eos_token_id,
-        ]
+        # What looks like a special token stays text, as in everything that others have said.
+        text = chat.foreign.hide(action.correction.text, "assistant")
+        answer_ids = [*chat.foreign.encode(text), *chat.end_of_turn]
         ids = [*action.context_ids, *answer_ids]
         if len(ids) > longest:
             too_long += 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from marl_plugins.builtin.corrections.extra import CorrectedActions, corrected_actions
+from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.steps import Step, StepPart
 from marl_plugins.engine.runtime.experience import PreparedExperience
 
@@ -25,7 +26,8 @@ class CorrectionsPart(StepPart):
         if all(row.action.correction is None for row in p.rows):
             return p
         policy = self.policies[p.policy]
-        fit, too_long = corrected_actions(p.rows, policy.tokenizer, policy.longest)
+        chat = ChatFormat(policy.tokenizer, policy.name, arguments=policy.spec.template)
+        fit, too_long = corrected_actions(p.rows, chat, policy.longest)
         metrics = {"corrections": float(len(fit)), "corrections_too_long": float(too_long)}
         return replace(
             p, extra=CorrectedActions(fit) if fit else None, metrics={**p.metrics, **metrics}
