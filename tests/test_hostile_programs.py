@@ -229,18 +229,22 @@ def test_programs_end_with_whoever_runs_them(program, level, tmp_path):
         program = {PROGRAMS[program]!r} + "\\nimport time; time.sleep(99)"
         async def main():
             async with open_sandbox(SandboxConfig(isolation={level!r}), packages=False) as sandbox:
-                print("begins", flush=True)
+                print("opened", flush=True)
+                input()
                 await asyncio.gather(*[sandbox.run(Program(p, limits=Limits(seconds=99))) for p in (program, "while 1: 0")])
         asyncio.run(main())
     """
-    owner = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE
-    )
-    assert owner.stdout.readline() == b"begins\n"
-    wait_for_processes(tmp_path, len(processes_left(tmp_path)) + 1)
-    owner.send_signal(signal.SIGKILL)
-    owner.wait()
-    owner.stdout.close()
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as owner:
+        assert owner.stdout.readline() == b"opened\n"
+        before = len(processes_left(tmp_path))
+        owner.stdin.write(b"\n")
+        owner.stdin.flush()
+        wait_for_processes(tmp_path, before + 1)
+        owner.send_signal(signal.SIGKILL)
     until = time.monotonic() + 30
     while (os.listdir(tmp_path) or processes_left(tmp_path)) and time.monotonic() < until:
         time.sleep(0.05)
