@@ -80,6 +80,14 @@ COMMANDS = {
         f"swarm {SEEDS}",
         "swarm --arms 'rare 8/0' 'rare 4/4'",
     ],
+    "A judge that is trained": [
+        f"judge dsbench --seeds 0 1 2 3 --arms {arms}"
+        for arms in (
+            "frozen trained effect outcome",
+            "outcome effect frozen trained",
+            "trained effect",
+        )
+    ],
     "Which tasks a step has": ["dsbench --arms uniform curriculum --seeds 0 1 2 3 --steps 40"],
     "When a coach pays": [
         "dsbench --steps 40",
