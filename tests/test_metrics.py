@@ -212,7 +212,8 @@ def test_a_judge_that_is_trained_does_not_hide_that_no_agent_is():
         frozen.check()
         for one, reason in ((breaker, "verdicts missing"), (frozen, "frozen")):
             made = ledger(step, ANSWERED)
-            made.left_out["a"] = Counter({reason: 2})
+            made.left_out["a"] = Counter({reason: 2, "infrastructure:calculator": 2})
+            made.lost["calculator"] = 1
             made.auxiliary.append(ledger(step, [], trained=16))
             one.step(made, ANSWERED)
     frozen.check()

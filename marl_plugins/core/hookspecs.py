@@ -606,8 +606,8 @@ def marl_log(run: Run, step: int, metrics: dict[str, float]) -> None:
 
 @hook("each", own=True)
 def marl_state(run: Run) -> JsonValue:
-    """State to keep in checkpoints (JSON values); None for nothing. *each*; at every save, for a
-    plugin that also implements `marl_restore`.
+    """State to keep in checkpoints (JSON values); None for nothing. *each*; after every step that
+    was trained, for a plugin that also implements `marl_restore`.
 
         @hookimpl
         def marl_state(run):
@@ -632,8 +632,7 @@ def marl_restore(run: Run, state: JsonValue) -> None:
 
 @hook("each", own=True)
 def marl_files(run: Run) -> Sequence[Path]:  # type: ignore[empty-body]
-    """Files below `--ckpt.path` that belong to the plugin's state. *each*; at every save, after
-    `marl_state`.
+    """Files below `--ckpt.path` that belong to the plugin's state. *each*; at every save.
 
     They are checked before a run is resumed. Never change or remove one: it is removed together
     with the last saved step that names it.

@@ -178,7 +178,8 @@ class Ledger:
         the step have added where there are no others to train: a judge that is trained is no
         progress of agents that are not."""
         rows = self.trained.total() + (self.received.trained.total() if self.received else 0)
-        if rows or any(reasons.keys() - {"frozen"} for reasons in self.left_out.values()):
+        lost = {f"infrastructure:{kind}" for kind in self.lost}
+        if rows or any(reasons.keys() - lost - {"frozen"} for reasons in self.left_out.values()):
             return rows
         return sum(ledger.trained.total() for ledger in self.auxiliary)
 

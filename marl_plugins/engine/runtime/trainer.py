@@ -153,7 +153,6 @@ class Trainer:
             due = bool(evaluating) and (step == steps or step % args.eval.steps == 0)
             evaluated, paused = await conclude(self, step, report, due)
             paused = paused or self.rollouts.paused
-            self.saving.concluded()
             with writing("the records", self.records.folder):
                 self.records.step(
                     step, report.metrics, report.trajectories, report.ledger, evaluated
@@ -164,6 +163,7 @@ class Trainer:
                     steps,
                     (time.monotonic() - started) / (step - first) * (steps - step),
                 )
+            self.saving.concluded()
             done = step
             if (
                 is_due(step, args.ckpt.save_steps)
