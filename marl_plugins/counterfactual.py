@@ -59,6 +59,9 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+BRING_OTHERS = ("marl_plugins.replay", "marl_plugins.swarm", "marl_plugins.transfer")
+
+
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
     where, roles = at(flag="counterfactual.roles"), run.recipe.roles
@@ -73,10 +76,8 @@ def marl_configure(run: Run) -> list[Problem]:
     if run.args.algo.dynamic_filtering_enable:
         got = "a step's tasks are taken as they are; --algo.dynamic_filtering_enable would add some"
         problems.append(Problem("counterfactual.filtering", got=got, fix="leave one out"))
-    for name in {f"marl_plugins.{n}" for n in ("replay", "swarm", "transfer")} & {*run.plugins}:
-        got = (
-            f"own trajectories alone are compared, and none that {name} brings would be trained on"
-        )
+    for name in [n for n in run.plugins if n in BRING_OTHERS]:
+        got = f"own trajectories alone are compared: none that {name} brings would be trained on"
         problems.append(Problem("counterfactual.received", got=got, fix="leave one out"))
     others = [who for who in run.need_step if "credit" in who and __name__ not in who]
     if others:

@@ -11,12 +11,14 @@ from openai_server import Reply, eventually, nonce_in, openai_server, verdict
 from refusals import found_by, refused
 
 from marl_plugins.asking.asker import endpoint_asker
-from marl_plugins.asking.cache import KeptAnswers
+from marl_plugins.asking.cache import Cache, KeptAnswers
 from marl_plugins.asking.endpoint import CoachEndpoint
 from marl_plugins.asking.exchange import Redirect, _followed
 from marl_plugins.asking.limits import SpendingBudget
+from marl_plugins.asking.request import RequestTally
 from marl_plugins.coach.model import PROMPTS, ModelCoach, Questions, read_prompt, trial_request
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.redaction import Redaction
 from marl_plugins.core.scoring import SeenLast
 
 SECRET = "the-label-42"
@@ -526,3 +528,24 @@ def test_a_full_disk_pauses_the_run(tmp_path, action, seen, monkeypatch):
     assert isinstance(
         failure, RunPaused
     ) and "what the coach spends cannot be kept: No space left on device" in str(failure)
+
+
+def test_whoever_asks_while_the_same_question_is_being_cancelled_asks_anew():
+    class Slow:
+        async def judge(self, request):
+            try:
+                await asyncio.sleep(asked.append(request) or (60 if len(asked) == 1 else 0))
+            finally:
+                await asyncio.sleep(0.01)  # closing takes a moment
+            return {"score": 1}
+
+    async def main():
+        cache = Cache(Slow(), KeptAnswers("coach"), str, RequestTally("cached"), Redaction())
+        first = asyncio.create_task(cache.judge("q"))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        return await cache.judge("q")
+
+    asked = []
+    assert asyncio.run(main()) == {"score": 1} and len(asked) == 2

@@ -196,6 +196,12 @@ def test_outcomes_are_counted_by_policy_and_by_pair(tmp_path):
     assert pairs["p", "p"]["outcome"] == 0.5 and pairs["p", "q"]["outcome"] + pairs["q", "p"][
         "outcome"
     ] == pytest.approx(1)
+    path = tmp_path / "trajectories.jsonl"
+    whole, line = path.read_text(), path.read_text().splitlines()[0]
+    fork = json.loads(line) | {"forked": [json.loads(line)["actions"][0]["action"], 1]}
+    path.write_text(whole.replace(line, f"{line}\n{json.dumps(fork)}", 1))
+    assert pairs_of(RunReader(tmp_path), (1, 4)) == list(pairs.values())  # forks do not count
+    path.write_text(whole)
     write_report(tmp_path, ["a", "b"], "a game", populations=True)
     report = (tmp_path / "report.md").read_text()
     assert all(line in report for line in markdown(pairs_of(RunReader(tmp_path), (4, 4))) if line)

@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from simulated import make_trajectory
 from test_tool_records import echo, find
 
 from marl_plugins.cli import main
@@ -15,7 +16,8 @@ from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.tools import Tool
 from marl_plugins.engine.records.load import load_of
 from marl_plugins.engine.records.read import Filter, RunReader
-from marl_plugins.engine.records.trace import trace_of
+from marl_plugins.engine.records.tables import accounts_of, row_of
+from marl_plugins.engine.records.trace import trace_of, traced
 
 simulated = pytest.importorskip("simulated_run")
 
@@ -33,6 +35,18 @@ async def branches(task, roles, tools):
     both = await asyncio.gather(branch(1, first), branch(2, again))
     told = await tools.echo(str(both[0]))
     return await roles.a(q=told.output, after=list(both))
+
+
+def test_a_fork_has_a_name_and_what_it_repeats_was_asked_of_nobody():
+    fork = make_trajectory({"a": [], "b": ["a"]})
+    fork.forked, fork.actions[0].replayed = ("b", 1), True
+    for action in fork.actions:
+        action.end = 1.0
+    (asked,) = traced(fork)
+    assert (asked.action, asked.fork) == ("b", "b:1")
+    assert [row_of(fork, action)["fork"] for action in fork.actions] == ["b:1", "b:1"]
+    account = accounts_of((fork, action) for action in fork.actions)["p"]
+    assert (account["actions"], account["tokens_sampled"]) == (2, 2)
 
 
 @pytest.fixture(scope="module")

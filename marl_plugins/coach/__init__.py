@@ -141,13 +141,11 @@ def marl_configure(run: Run) -> list[Problem]:
         if run.args.coach.memory or any(s.ask for s in state.stages.stages):
             for name, coach in models.items():
                 problems += of_member(name, without_training(coach.questions.prompts))
-    changed = {"coach.debias": run.args.coach.debias}
-    changed["coach.disagreement"] = config_of(run).disagreement == "weigh"
-    for name in (name for name, is_on in changed.items() if is_on):
-        if "marl_plugins.rewards" in run.plugins:
-            got = "changes scores after marl_plugins.rewards has made rewards of them"
-            fix = "leave out one of the two"
-            problems.append(Problem("coach.changed_late", at(key=name), got, fix=fix))
+    late = [at(flag="coach.debias")] if run.args.coach.debias else []
+    late += [at(key="coach.disagreement")] if config_of(run).disagreement == "weigh" else []
+    for where in late if "marl_plugins.rewards" in run.plugins else ():
+        got = "changes scores after marl_plugins.rewards has made rewards of them"
+        problems.append(Problem("coach.changed_late", where, got, fix="leave out one of the two"))
     if run.args.coach.corrections_coef and not correcting:
         problems.append(
             Problem(
