@@ -142,6 +142,11 @@ class SimulatedPlugins:
     def owners(self, hook, run=None):
         return self.named.owners(hook)
 
+    @property
+    def labels(self):
+        own = {f"plugin {n}": f"plugin {n}" for n in range(len(self.parts))}
+        return self.named.labels | own
+
     def state(self, run):
         return self.named.state(run)
 
@@ -215,13 +220,15 @@ def simulated_trainer(
         "a", "p", lambda f: [{"role": "user", "content": f["q"]}], chat, Sampling(1.0, 1.0, 8, 100)
     )
     cast = Cast({"a": [role]})
+    train_tasks = train_tasks or [Task(f"t{n}", f"q{n}", "l") for n in range(tasks * steps)]
     session = SimpleNamespace(
         plan=SimpleNamespace(run=run, plugins=plugins),
         policies=policies,
         trained=policies,
         backend=SimpleNamespace(metrics=dict),
         cast=cast,
-        train_tasks=train_tasks or [Task(f"t{n}", f"q{n}", "l") for n in range(tasks * steps)],
+        train_tasks=train_tasks,
+        tasks_by_id={task.id: task for task in train_tasks},
         eval_tasks=[Task(f"e{n}", f"held {n}", "l") for n in range(10)],
         estimator=estimator or Estimator(),
         rollout=Rollout(run, plugins, workflow, cast, tools or {}, {"p": None}),

@@ -22,6 +22,7 @@ from test_checkpoints import RUN
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded, RunPaused
 from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.rows import rows_of
+from marl_plugins.core.trajectory import Task
 from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
@@ -232,6 +233,45 @@ def test_a_saved_step_of_another_queue_is_continued(tmp_path, before, after, exp
     trained(tmp_path, before, max_steps=3)
     trained(tmp_path, after)
     assert versions(tmp_path)[4] == {expected} and len(RunReader(tmp_path).metrics()) == STEPS + 1
+
+
+@pytest.mark.parametrize("kept", ["moved", "gone"])
+def test_what_a_plugin_has_recorded_of_a_waiting_rollout_finds_it_again(tmp_path, kept):
+    """A plugin that lies elsewhere is the same; without it, its records are nobody's."""
+    plugin = (
+        "from marl_plugins import StepPart, hookimpl\n"
+        "SEEN = []\n"
+        "class Part(StepPart):\n"
+        "    record = lambda self: 'words'\n"
+        "    restore = lambda self, record: SEEN.append(record)\n"
+        "@hookimpl\n"
+        "def marl_step(step): return Part()\n"
+    )
+    first, second = tmp_path / "one" / "mine.py", tmp_path / "two" / "mine.py"
+    for path in (first, second):
+        path.parent.mkdir()
+        path.write_text(plugin)
+    trained(tmp_path / "run", 1, max_steps=3, plugins=[str(first)])
+    plugins = [str(second)] if kept == "moved" else []
+    again, _ = learning_trainer(tmp_path / "run", 1, plugins=plugins)
+    assert again.rollouts.waiting.keys() == {4}
+    for module in again.plugins.named.modules.values() if plugins else ():
+        assert getattr(module, "SEEN", ["words"]) == ["words"]
+
+
+def test_a_waiting_rollout_of_which_the_run_has_no_task_or_step_is_made_anew(tmp_path):
+    trained(tmp_path, 1, max_steps=3)
+    shorter, _ = learning_trainer(tmp_path, 1, steps=3)
+    others = [Task(f"other{n}", "q", "l") for n in range(4 * STEPS)]
+    changed, _ = learning_trainer(tmp_path, 1, train_tasks=others)
+    assert not shorter.rollouts.waiting and not changed.rollouts.waiting
+
+
+def test_no_rollout_is_made_that_is_neither_trained_nor_saved(tmp_path):
+    """A run that resumes goes on at the last step that is saved regularly."""
+    trainer, _ = learning_trainer(tmp_path, 2, max_steps=4, save_steps=2)
+    other, _ = learning_trainer(tmp_path / "other", 1, max_steps=4, save_steps=3)
+    assert (trainer.rollouts.last, other.rollouts.last) == (6, 4)
 
 
 def test_a_rollout_that_cannot_be_made_leaves_the_update_of_then_complete(tmp_path):

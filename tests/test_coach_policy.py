@@ -187,6 +187,21 @@ def test_results_depend_on_the_question_and_the_seed_alone(recipe, seen):
     assert all(len(words) == 2 for words in nonces.values())
 
 
+@pytest.mark.parametrize(("sampled", "temperature"), [(False, 0.0), (True, 0.7)])
+def test_a_question_ends_where_the_policys_answers_end(sampled, temperature):
+    calls = []
+
+    async def generate(call):
+        calls.append(call)
+        return Generation((1,), (0.0,), "stop", "judge", 0)
+
+    own = Sampling(0.7, 0.9, None, 100, stop_ids=(151645,))
+    ask = make_ask(generate, {"judge": CharacterChat()}, {"judge": own}, 1)
+    asyncio.run(ask("judge", [{"role": "user", "content": "?"}], 5, sampled))
+    (asked,) = (call.sampling for call in calls)
+    assert (asked.temperature, asked.max_new_tokens, asked.stop_ids) == (temperature, 5, (151645,))
+
+
 def test_a_question_that_is_too_long_or_finds_no_engine_is_a_missing_verdict(recipe, action, seen):
     run = started(
         recipe, lambda prompt: "", "--policy.judge.data.max_len", "500", "--coach.max_tokens", "9"

@@ -268,6 +268,16 @@ def test_what_a_judge_has_said_waits_with_its_rollout_in_a_saved_step_too(tmp_pa
     assert not second.run.state(CoachState).verdicts and not second.run.state(CoachState).said
 
 
+def test_what_a_judge_said_too_many_versions_ago_is_left_out(tmp_path):
+    trainer = judged_trainer(tmp_path, opinion, 1, queue=1)
+    state = trainer.run.state(CoachState)
+    trainer.plugins.parts[:] = [lambda step: JudgeTraining(state, step, lag=0)]
+    asyncio.run(trainer.fit(0))
+    left = [line["auxiliary"]["judge/a"]["left_out"] for line in lines(tmp_path, "ledger")]
+    assert {step for step, of in trainer.updates.items() if "judge" in of} == {1, 3, 5}
+    assert ["stale" in reasons for reasons in left] == [False, True] * 3
+
+
 def test_what_was_said_of_a_fork_is_read_again():
     """A fork has the place, sample and paths of its original."""
     original, fork = (make_trajectory({"a": ()}) for _ in range(2))

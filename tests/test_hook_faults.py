@@ -134,6 +134,16 @@ def test_whatever_a_hook_raises_pauses_the_run_saved(tmp_path, place, raised):
         assert "mine.py:" in str(error).partition("raised")[2]  # the line
 
 
+@pytest.mark.parametrize("hook", ["marl_update", "marl_sync"])
+@pytest.mark.parametrize("group", [False, True])
+def test_a_pause_while_weights_change_is_an_end_before_which_nothing_is_saved(hook, group):
+    """A budget that is spent there leaves weights of the step after the one whose state is kept."""
+    paused = RunPaused("the budget is spent")
+    with pytest.raises(RunEnded, match="budget") as raised, HookFaults("mine.py", hook):
+        raise ExceptionGroup("several", [paused]) if group else paused
+    assert not isinstance(raised.value, RunPaused)
+
+
 @pytest.mark.parametrize(
     ("place", "raised"),
     crossed(SCORERS, RAISED.keys() - {"InfrastructureFailure"}, {"marl_score_outcome, later"}),

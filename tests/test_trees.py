@@ -29,6 +29,7 @@ from marl_plugins.core.trajectory import Generation
 from marl_plugins.engine.processes import trees as seeing
 from marl_plugins.engine.processes.trees import compact, see_trees
 from marl_plugins.engine.runtime.experience import (
+    SampledTokens,
     forwarded,
     sequences_apart,
     tree_batch,
@@ -323,6 +324,15 @@ def test_a_model_sees_trees_or_gives_other_numbers(name):
     see_trees(one)
     off = difference(partial(by_upstream, one))
     assert (off > 1e-2) if name in ("ALiBi", "a state") else (off < 3e-5)
+
+
+def test_how_far_a_tree_is_off_is_taken_of_the_later_sequences_own_tokens():
+    """The first sequence stands in a tree as by itself, and short ones are filled."""
+    mask = (torch.arange(200) < torch.tensor([[200], [10], [3]])).float()
+    zero = torch.zeros_like(mask)
+    wrong = 1.5 * mask * torch.tensor([[0.0], [1.0], [1.0]])
+    apart, together = (SampledTokens(mask, found, zero, zero) for found in (zero, wrong))
+    assert apart.differences(together, first=1).tolist() == [1.5] * 13
 
 
 def test_a_critic_sees_trees():

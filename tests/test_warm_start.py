@@ -70,6 +70,11 @@ def test_a_task_that_cannot_be_demonstrated_ends_a_run_with_the_place(tmp_path):
         session.warm_start(Display(as_json=True))
 
 
+def test_no_demonstration_of_any_task_is_an_error():
+    with pytest.raises(ValueError, match="7 tasks"):
+        draw(lambda task, rng: [], TASKS, WarmStartConfig(demonstrations="x", steps=1))
+
+
 def test_it_learns_and_is_cached_by_content(roles):
     config = WarmStartConfig(demonstrations="x", steps=30, batch_size=8, learning_rate=0.01)
     demonstrations = draw(demonstrate, TASKS, config)

@@ -53,6 +53,7 @@ from marl_plugins.coach.section import CoachConfig
 from marl_plugins.coach.section import may_differ as may_differ
 from marl_plugins.coach.stages import Stages, check_stages
 from marl_plugins.coach.state import CoachState, judged_in
+from marl_plugins.core.run import max_lag, queue_size
 
 if TYPE_CHECKING:
     import argparse
@@ -296,7 +297,8 @@ def marl_step(run: Run, step: Step) -> StepPart:
     from marl_plugins.coach.lessons import JudgeTraining
 
     of_effects = [coach.policy for coach in coaches_of(run) if coach.learn == "effect"]
-    return JudgeTraining(run.state(CoachState), step, of_effects)
+    lag = max_lag(run) if queue_size(run.args) else None
+    return JudgeTraining(run.state(CoachState), step, of_effects, lag)
 
 
 @hookimpl

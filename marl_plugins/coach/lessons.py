@@ -14,6 +14,7 @@ from marl_plugins.coach.training import JudgeAnswer, lessons
 from marl_plugins.core.estimators import WhitenedAdvantages
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import auxiliary_rows
+from marl_plugins.engine.runtime.crediting import without_stale
 from marl_plugins.engine.runtime.experience import estimate
 
 if TYPE_CHECKING:
@@ -35,11 +36,19 @@ class JudgeTraining(JudgedRollout):
 
     Args:
         of_effects: The policies that learn effects.
+        lag: Versions by which an answer may be older than the weights that it trains; None: rollout
+            and training take turns, and one that is older is a fault.
     """
 
-    def __init__(self, state: CoachState, step: Step, of_effects: Collection[str] = ()):
+    def __init__(
+        self,
+        state: CoachState,
+        step: Step,
+        of_effects: Collection[str] = (),
+        lag: int | None = None,
+    ):
         super().__init__(state, step)
-        self.of_effects = of_effects
+        self.of_effects, self.lag = of_effects, lag
         self.answers: list[Trajectory] = []
         self.own_rows: list[Row] = []
 
@@ -55,6 +64,8 @@ class JudgeTraining(JudgedRollout):
             if policy.spec.is_due(self.step.number)
         }
         self.own_rows = auxiliary_rows(self.answers, due)
+        if self.lag is not None:
+            self.own_rows = without_stale(self.own_rows, self.step.policies, self.lag)
 
     async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
         by_policy: dict[str, list[Row]] = {}

@@ -109,9 +109,10 @@ class PluginContract(ToolContract):
         plan, every = self.plan, [Task(f"t{n}", "p", "l") for n in range(4 * TASKS)]
         state = _states(plan)
         with failing():
-            first = chosen_tasks(plan.plugins, plan.run, 1, every[:TASKS], every)
+            known = {task.id: task for task in every}
+            first = chosen_tasks(plan.plugins, plan.run, 1, every[:TASKS], known)
             plan.plugins.restore(plan.run, state)
-            assert chosen_tasks(plan.plugins, plan.run, 1, every[:TASKS], every) == first
+            assert chosen_tasks(plan.plugins, plan.run, 1, every[:TASKS], known) == first
 
     def test_exchange_keeps_what_was_sampled(self) -> None:
         """A step with nothing to read: what `marl_exchange` returns and leaves out with a reason is

@@ -76,14 +76,19 @@ class HookFaults:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None or isinstance(error, self._passing) or is_from_outside(error):
+        if error is None or self._passes(error):
             return
         leaves = list(leaves_of(error))
-        if all(isinstance(leaf, self._passing) or is_from_outside(leaf) for leaf in leaves):
+        if all(map(self._passes, leaves)):
             return
         if ended := next((leaf for leaf in leaves if isinstance(leaf, RunEnded)), None):
-            raise ended
+            raise ended if self._passes(ended) else self._kind(str(ended)) from error
         raise self._kind(self._sentence(leaves[0])) from error
+
+    def _passes(self, error: BaseException) -> bool:
+        if self._kind is RunEnded and isinstance(error, RunPaused):
+            return False
+        return isinstance(error, self._passing) or is_from_outside(error)
 
     def _sentence(self, error: BaseException) -> str:
         packages: Collection[str] = (

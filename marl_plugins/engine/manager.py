@@ -12,7 +12,7 @@ import argparse
 import functools
 import importlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import ModuleType
@@ -220,10 +220,24 @@ class Plugins:
         `owners`."""
         return bool(self.owners(hook, run))
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """What checkpoints call plugins, by their names: a file is its name without its folder, so
+        that it may be moved."""
+        labels: dict[str, str] = {}
+        for name in dict.fromkeys((*BUILTINS, *self.names)):
+            own = label = Path(name).name if name.endswith(".py") else name
+            number = 1
+            while label in labels.values():
+                number += 1
+                label = f"{own} ({number})"
+            labels[name] = label
+        return labels
+
     def state(self, run: Run) -> dict[str, Any]:
         """Returns what every plugin keeps in checkpoints, by the plugin's label, without those that
         keep nothing."""
-        labels = labels_of(self.names)
+        labels = self.labels
         states = {
             labels[impl.plugin_name]: _call(impl, run=run)
             for impl in self.implementations("marl_state")
@@ -232,7 +246,7 @@ class Plugins:
 
     def restore(self, run: Run, states: dict[str, Any]) -> None:
         """Gives each plugin its state back."""
-        labels = labels_of(self.names)
+        labels = self.labels
         for impl in self.implementations("marl_restore"):
             if labels[impl.plugin_name] in states:
                 _call(impl, run=run, state=states[labels[impl.plugin_name]])
@@ -257,7 +271,7 @@ class Plugins:
     def versions(self) -> dict[str, str]:
         """Maps the labels of the active plugins to their versions, for the run's manifest: a file's
         is its content's digest."""
-        labels = labels_of(self.names)
+        labels = self.labels
         return {labels[name]: version_of(name) for name in self.names}
 
 
@@ -277,20 +291,6 @@ def clashes(plugins: Plugins) -> list[Problem]:
             )
             problems.append(Problem("plugin.both", where, got, fix="name only one of them"))
     return problems
-
-
-def labels_of(names: Iterable[str]) -> dict[str, str]:
-    """Returns what checkpoints call plugins, by their names: a file is its name without its folder,
-    so that it may be moved."""
-    labels: dict[str, str] = {}
-    for name in dict.fromkeys((*BUILTINS, *names)):
-        own = label = Path(name).name if name.endswith(".py") else name
-        number = 1
-        while label in labels.values():
-            number += 1
-            label = f"{own} ({number})"
-        labels[name] = label
-    return labels
 
 
 def need_step(plugins: Plugins, run: Run) -> tuple[str, ...]:
@@ -327,15 +327,18 @@ def parts_of(plugins: Plugins, run: Run, step: Step) -> dict[str, StepPart]:
 
 
 def chosen_tasks(
-    plugins: Plugins, run: Run, step: int, tasks: Sequence[Task], all_tasks: Sequence[Task]
+    plugins: Plugins, run: Run, step: int, tasks: Sequence[Task], known: Mapping[str, Task]
 ) -> list[Task]:
     """Returns the tasks of a training step, as plugins have chosen them (`marl_batch`).
+
+    Args:
+        known: The training tasks by id.
 
     Raises:
         RunPaused: A plugin gave another number of tasks, one twice, or one that is no training
             task.
     """
-    hook, chosen = "marl_batch", list(tasks)
+    hook, chosen, all_tasks = "marl_batch", list(tasks), list(known.values())
     for impl in (i for i in plugins.in_order(hook) if applies(i, run)):
         answer = _call(impl, tasks=list(chosen), run=run, step=step, all_tasks=all_tasks)
         if not isinstance(answer, list | tuple) or not all(
@@ -350,25 +353,26 @@ def chosen_tasks(
                 f"plugin {impl.plugin_name}: {hook} returned {len(answer)} tasks, expected "
                 f"{len(chosen)}"
             )
-        check_tasks_of_step(impl.plugin_name, hook, [], answer, all_tasks)
+        check_tasks_of_step(impl.plugin_name, hook, [], answer, known)
         chosen = list(answer)
     return chosen
 
 
 def check_tasks_of_step(
-    plugin: str, hook: str, before: Sequence[Task], more: Sequence[Task], all_tasks: Sequence[Task]
+    plugin: str, hook: str, before: Sequence[Task], more: Sequence[Task], known: Mapping[str, Task]
 ) -> None:
     """Checks tasks that a plugin gives a step.
 
     Args:
         before: The tasks that the step has.
+        known: The training tasks by id.
 
     Raises:
         RunPaused: The step has one already, or the run does not have it.
     """
     if not more:
         return
-    known, seen = {task.id: task for task in all_tasks}, {task.id for task in before}
+    seen = {task.id for task in before}
     for task in more:
         if known.get(task.id) != task:
             raise RunPaused(

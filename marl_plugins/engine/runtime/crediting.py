@@ -28,8 +28,11 @@ from marl_plugins.engine.runtime.penalties import penalise_lengths
 class VersionedPolicy(Protocol):
     """A policy's name and version, against which its rows are checked."""
 
-    name: str
-    version: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
 
 
 class CreditAssignment:

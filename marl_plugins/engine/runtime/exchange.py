@@ -48,7 +48,7 @@ class StepExchange:
     ):
         self.step = step
         self.current = current
-        self.tasks = {task.id: task for task in session.train_tasks}
+        self.tasks = session.tasks_by_id
         self._places = {task.id: place for place, task in enumerate(current)}
         self.received: dict[Trajectory, None] = {}
         """What has been read, as it finished."""

@@ -56,6 +56,19 @@ class SampledTokens:
     values: Tensor | None = None
     base_log_probs: Tensor | None = None
 
+    def differences(self, other: SampledTokens, first: int) -> Tensor:
+        """By how much log-probs and values of the same tokens differ, of the rows from `first`
+        on."""
+        pairs = (self.log_probs, other.log_probs), (self.values, other.values)
+        own = self.mask[first:].bool()
+        return torch.cat(
+            [
+                (a[first:] - b[first:]).abs()[own]
+                for a, b in pairs
+                if a is not None and b is not None
+            ]
+        )
+
 
 NAMES = {
     "mask": "action_mask",

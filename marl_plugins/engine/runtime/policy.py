@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import ray
-import torch
 from ray.exceptions import ActorUnschedulableError, RayTaskError
 
 from marl_plugins.core.failures import RunEnded
@@ -247,21 +246,16 @@ class UpstreamPolicy(PolicyEngines):
         experiences = await self._computed([*ways] * ranks_of(self.group))
         rows = [row for sequence in three for row in sequence.rows]
         apart, together = (
-            vars(forwarded(self.name, rows, sequences_apart(way, e)).tokens).values()
+            forwarded(self.name, rows, sequences_apart(way, e)).tokens
             for way, e in zip(ways, experiences, strict=False)
         )
-        differences = torch.cat(
-            [
-                (one - other).abs().flatten()
-                for one, other in zip(apart, together, strict=True)
-                if one is not None
-            ]
-        )
-        # In bfloat16 single tokens of a right model are 0.3 nats off, as far as from float32, and
-        # the mean is 0.004 (SmolLM2-135M); what sees the wrong tokens is off everywhere.
+        # The first sequence is the same in both.
+        differences = apart.differences(together, first=len(three[0].rows))
+        # In bfloat16 single tokens of a right model are 0.4 nats off, as far as from float32, and
+        # the mean is 0.05 to 0.11 (SmolLM2-135M); one that sees the wrong tokens is 2 to 4 off.
         exact = self.args.ds.param_dtype == "fp32"
         off = float(differences.max() if exact else differences.mean())
-        self.batching.trees = off <= (1e-4 if exact else 0.05)
+        self.batching.trees = off <= (1e-4 if exact else 0.25)
         if not self.batching.trees:
             print(
                 f"warning: policy {self.name!r}: three sequences and the same as a tree differ by "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
@@ -43,7 +44,8 @@ def make_ask(
         context = chats[policy].opening(
             [{name: encodable(text) for name, text in m.items()} for m in messages]
         )
-        longest = samplings[policy].max_len
+        sampling = replace(samplings[policy], max_new_tokens=max_tokens)
+        longest = sampling.max_len
         room = longest - len(context)
         if room < 1:
             raise InfrastructureFailure(
@@ -54,7 +56,7 @@ def make_ask(
         call = Call(
             policy=policy,
             context_ids=context,
-            sampling=samplings[policy] if sampled else Sampling(0.0, 1.0, max_tokens, longest),
+            sampling=sampling if sampled else replace(sampling, temperature=0.0, top_p=1.0),
             max_tokens=min(max_tokens, room),
             seed=derive_seed(run_seed, "ask", policy, json.dumps(context)),
             role="",

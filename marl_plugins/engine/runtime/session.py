@@ -76,6 +76,7 @@ class Session:
                 if m
             )
         self.train_tasks, self.eval_tasks = plan.tasks("train"), plan.tasks("eval")
+        self.tasks_by_id = {task.id: task for task in self.train_tasks}
         if problems := check_tasks(plan):
             raise ConfigurationError(problems)
         self.tools = tools_of(plan.plugins, plan.run)

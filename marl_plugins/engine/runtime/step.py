@@ -55,7 +55,7 @@ class RunningStep:
         self.number = number
         self.optimiser_steps = optimiser_steps
         run, plugins = session.plan.run, session.plan.plugins
-        self.tasks = chosen_tasks(plugins, run, number, planned(number), session.train_tasks)
+        self.tasks = chosen_tasks(plugins, run, number, planned(number), session.tasks_by_id)
         self.policies: Mapping[str, Any] = session.policies
         self.pools = session.rollout.pools
         self.estimator = session.estimator
@@ -127,13 +127,15 @@ class RunningStep:
         `roll_out`.
 
         Args:
-            parts: What the parts have recorded of it.
+            parts: What the parts have recorded of it, by their plugins' labels.
         """
         self.tasks = list(tasks)
         for trajectory in trajectories:
             self._arrived(trajectory)
-        for name, record in parts.items():
-            self.parts[name].restore(record)
+        labels = self.session.plan.plugins.labels
+        for name, part in self.parts.items():
+            if labels[name] in parts:
+                part.restore(parts[labels[name]])
         self.ended.set()
         self.trajectories = self.session.rollout.in_order(self.sampled)
 
@@ -151,7 +153,7 @@ class RunningStep:
         mine = [t for t in self.trajectories if t.place == place and not t.forked]
         for name, part in self.parts.items():
             more = part.completed(sorted(mine, key=lambda t: t.order))
-            check_tasks_of_step(name, HOOK, self.tasks, more, self.session.train_tasks)
+            check_tasks_of_step(name, HOOK, self.tasks, more, self.session.tasks_by_id)
             self.tasks += more
 
     async def exchange(self) -> None:
@@ -165,9 +167,10 @@ class RunningStep:
             plugin: str, trajectories: Sequence[Trajectory], answer: Sequence[Trajectory]
         ) -> None:
             self.sampled.check_exchange(plugin, trajectories, answer, exchange.received)
+            kept = set(answer)
             for trajectory in trajectories:
                 if (
-                    trajectory not in answer
+                    trajectory not in kept
                     and trajectory not in exchange.left
                     and not trajectory.origin
                 ):
@@ -288,7 +291,7 @@ async def _given(
     step.tasks = []
     async with aclosing(source):
         async for group in source:
-            check_tasks_of_step(plugin, HOOK, step.tasks, [group[0].task], step.session.train_tasks)
+            check_tasks_of_step(plugin, HOOK, step.tasks, [group[0].task], step.session.tasks_by_id)
             step.tasks.append(group[0].task)
             for trajectory in group:
                 trajectory.step, trajectory.place = step.number, len(step.tasks) - 1

@@ -103,10 +103,14 @@ class Trainer:
                 yield step, k, batch
 
     def _last_rollout(self) -> int:
-        """The last step of which a rollout is made: a run that is saved and resumed finds those
-        that would wait."""
+        """The last step of which a rollout is made: a run that is resumed at the last step that is
+        saved regularly finds those that would wait."""
         ckpt = self.run.args.ckpt
-        return len(self.planned) if ckpt.save_steps > 0 and not ckpt.disable_ds else self.steps
+        if ckpt.save_steps <= 0 or ckpt.disable_ds:
+            return self.steps
+        saved = self.steps - self.steps % int(ckpt.save_steps)
+        waiting = saved + queue_size(self.run.args)
+        return min(len(self.planned), max(self.steps, waiting))
 
     def restore(self, done: int, files: Collection[str]) -> None:
         """Takes the rollouts that waited when a step was saved, but those that would be too old for
@@ -118,7 +122,8 @@ class Trainer:
         if not self.rollouts.size:
             return
         versions = {name: policy.version for name, policy in self.session.trained.items()}
-        waiting = read_waiting(self.saving.checkpoints.folder, done, files, self.begin_step)
+        folder, known = self.saving.checkpoints.folder, self.session.tasks_by_id
+        waiting = read_waiting(folder, done, files, self.planned, known, self.begin_step)
         self.rollouts.waiting |= {
             n: step
             for n, step in waiting.items()
@@ -252,7 +257,17 @@ class Trainer:
             metrics |= version_change_metrics(rows)
         self.display.rollout(step.number, metrics, step.trajectories, ledger)
         with phase("update"):
-            updates = await update_all(self.session, prepared, step.optimiser_steps, step.number)
+            results = await all_of(
+                self.plugins.hook.marl_update(
+                    run=self.run,
+                    policy=self.session.trained[p.policy],
+                    prepared=p,
+                    steps=step.optimiser_steps,
+                    step=step.number,
+                )
+                for p in prepared
+            )
+            updates = dict(zip([p.policy for p in prepared], results, strict=True))
         if then_sync:
             with phase("sync"):
                 await self.weight_sync.updated(list(updates))
@@ -286,20 +301,6 @@ async def conclude(
     except RunPaused as error:
         paused = paused or error
     return evaluated, paused
-
-
-async def update_all(
-    session: Session, prepared: Sequence[PreparedExperience], k: int, step: int
-) -> dict[str, dict[str, float]]:
-    """Updates every policy that has rows, all at once, and returns upstream's metrics by policy.
-
-    The built-in `marl_update` (builtin/upstream.py) is `UpstreamPolicy.update`.
-    """
-    run, update, trained = session.plan.run, session.plan.plugins.hook.marl_update, session.trained
-    results = await all_of(
-        update(run=run, policy=trained[p.policy], prepared=p, steps=k, step=step) for p in prepared
-    )
-    return dict(zip([p.policy for p in prepared], results, strict=True))
 
 
 def is_due(step: int, every: int) -> bool:

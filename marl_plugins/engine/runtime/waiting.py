@@ -23,8 +23,8 @@ FOLDER = "waiting"
 
 
 class RolloutRecord(TypedDict):
-    """The rollout of a step, as JSON values: what parts have recorded of it, and each trajectory
-    with its task's place."""
+    """The rollout of a step, as JSON values: what parts have recorded of it, by their plugins'
+    labels, and each trajectory with its task's place."""
 
     step: int
     tasks: list[str]
@@ -55,13 +55,21 @@ def save_waiting(folder: Path, step: int, waiting: Mapping[int, RunningStep]) ->
 
 
 def read_waiting(
-    folder: Path, step: int, files: Collection[str], begin: Callable[[int], RunningStep]
+    folder: Path,
+    step: int,
+    files: Collection[str],
+    planned: Collection[int],
+    known: Mapping[str, Task],
+    begin: Callable[[int], RunningStep],
 ) -> dict[int, RunningStep]:
-    """Returns the rollouts that waited when a step was saved.
+    """Returns the rollouts that waited when a step was saved, but those of which this run has not
+    the step or a task: they are made anew.
 
     Args:
         files: Those that the step's manifest names; another one is of another run, or was never
             completed.
+        planned: The run's steps.
+        known: Its training tasks by id.
         begin: Makes a step whose rollout has not begun.
     """
     path, rollouts = file_of(folder, step), {}
@@ -69,9 +77,10 @@ def read_waiting(
         return {}
     for line in read_bytes(path).splitlines():
         record: RolloutRecord = json_value(line)
+        if record["step"] not in planned or not known.keys() >= set(record["tasks"]):
+            continue
         rollout = rollouts[record["step"]] = begin(record["step"])
         rollout.seconds |= record["seconds"]
-        known = {task.id: task for task in rollout.session.train_tasks}
         tasks = [known[name] for name in record["tasks"]]
         trajectories = [_trajectory(place, each, tasks) for place, each in record["trajectories"]]
         rollout.put_back(tasks, trajectories, record["parts"])
@@ -93,12 +102,13 @@ def lag_of(rollout: RunningStep, done: int, versions: Mapping[str, int]) -> int:
 
 
 def _record(rollout: RunningStep) -> RolloutRecord:
+    labels = rollout.session.plan.plugins.labels
     return {
         "step": rollout.number,
         "tasks": [task.id for task in rollout.tasks],
         "seconds": rollout.seconds,
         "parts": {
-            name: kept
+            labels[name]: kept
             for name, part in rollout.parts.items()
             if (kept := part.record()) is not None
         },

@@ -40,14 +40,21 @@ def draw(
     config: WarmStartConfig,
 ) -> list[Demonstration]:
     """Returns `steps x batch_size` demonstrations, from the training tasks in a fixed shuffled
-    order, as often as it takes."""
+    order, as often as it takes.
+
+    Raises:
+        ValueError: There is none of any task.
+    """
     rng = random.Random(config.seed)
     order = list(tasks)
     drawn: list[Demonstration] = []
     while len(drawn) < config.steps * config.batch_size:
         rng.shuffle(order)
+        before = len(drawn)
         for task in order:
             drawn += demonstrate(task, rng)
+        if len(drawn) == before:
+            raise ValueError(f"`demonstrate` yields nothing for any of {len(order)} tasks")
     drawn = drawn[: config.steps * config.batch_size]
     rng.shuffle(drawn)
     return drawn
