@@ -101,6 +101,16 @@ def test_an_evaluation_is_read_once_from_its_two_files(folder):
     assert some == [key for key in kept if 1 <= key[0] <= 2]
 
 
+def test_an_evaluation_before_which_none_is_left_is_kept_whole(tmp_path):
+    """A run that was killed after its first evaluation, and is resumed before it."""
+    trainer = simulated.simulated_trainer(tmp_path, lambda t: 1.0, steps=1)
+    asyncio.run(trainer.fit(0))
+    evaluated = [*RunReader(tmp_path).trajectories(Filter(split="eval", steps=(0, 0)))]
+    cut_back(tmp_path, -1)
+    trainer.records.step(0, {}, [], None, evaluated)
+    assert {r["task"] for r in plain(tmp_path, "evaluations.jsonl")} == {f"e{n}" for n in range(10)}
+
+
 counts = st.dictionaries(st.text(min_size=1, max_size=5), st.integers(1, 9), max_size=3)
 
 

@@ -1,25 +1,31 @@
-"""An endless stream of additions and subtractions: questions hardly ever come again.
+"""An endless stream of puzzles: in two words of seven letters a digit stands for one of them, and
+the answer is both digits.
 
-Train and eval never share a problem: which split it belongs to is a function of its text. A task is
+Train and eval never share a puzzle: which split it belongs to is a function of its text. A task is
 made from its name alone (`--swarm.trust generator`).
 """
 
 import random
 import re
+import string
 import zlib
 
 from marl_plugins import Task
 
-FAMILIES = {"plus": ("{a}+{b}", lambda a, b: a + b), "minus": ("{a}-{b}", lambda a, b: a - b)}
-NAME = re.compile(r"(plus|minus)-(\d{1,3})-(\d{1,2})")
-FIRST, SECOND = range(10, 300), range(10, 100)
+LETTERS = 7
+NAME = re.compile(r"digits-(\d{1,9})")
 HELD_OUT = 5
-"""One problem in this many is for evaluation."""
+"""One puzzle in this many is for evaluation."""
 
 
-def made(family, a, b):
-    text, value = FAMILIES[family]
-    return Task(f"{family}-{a}-{b}", text.format(a=a, b=b), str(value(a=a, b=b)), {"type": family})
+def made(number):
+    """The task of a number."""
+    rng = random.Random(number)
+    words = [rng.sample(string.ascii_lowercase, LETTERS) for _ in range(2)]
+    digits = [rng.choice("123456789") for _ in words]
+    for word, digit in zip(words, digits, strict=True):
+        word[rng.randrange(LETTERS)] = digit
+    return Task(f"digits-{number}", " ".join(map("".join, words)), "".join(digits))
 
 
 def held_out(task):
@@ -29,13 +35,12 @@ def held_out(task):
 def task_of(name):
     """The training task of a name; None where there is none, and for what is held out."""
     match = NAME.fullmatch(name)
-    task = made(match[1], int(match[2]), int(match[3])) if match else None
+    task = made(int(match[1])) if match else None
     return None if task is None or task.id != name or held_out(task) else task
 
 
 def load(split):
-    """All problems in a random order: 41,000 to train on, and 256 of those that are held out."""
-    tasks = [made(family, a, b) for family in FAMILIES for a in FIRST for b in SECOND]
-    random.Random(0).shuffle(tasks)
+    """40,000 puzzles, of which four in five are to train on, and 256 of those that are held out."""
+    tasks = [made(number) for number in range(40_000)]
     chosen = [task for task in tasks if held_out(task) == (split == "eval")]
     return chosen if split == "train" else chosen[:256]

@@ -137,7 +137,8 @@ class Records:
         """
         lines = [to_record(t) | {"step": step} for t in trajectories]
         replace_text(self.folder / LAST_EVALUATION, _lines(lines))
-        if (self.folder / EVALUATIONS).exists():
+        before = self.folder / EVALUATIONS
+        if before.exists() and before.stat().st_size:  # a run that is resumed may have cut it back
             tasks = sorted(
                 {t.task.id for t in trajectories},
                 key=lambda task: derive_seed(self.seed, "evaluations", task),
