@@ -53,7 +53,6 @@ from marl_plugins.coach.section import CoachConfig
 from marl_plugins.coach.section import may_differ as may_differ
 from marl_plugins.coach.stages import Stages, check_stages
 from marl_plugins.coach.state import CoachState, judged_in
-from marl_plugins.core.run import max_lag, queue_size
 
 if TYPE_CHECKING:
     import argparse
@@ -294,11 +293,9 @@ def marl_step(run: Run, step: Step) -> StepPart:
         from marl_plugins.coach.judged import JudgedRollout
 
         return JudgedRollout(run.state(CoachState), step)
-    from marl_plugins.coach.lessons import JudgeTraining
+    from marl_plugins.coach.lessons import judge_training
 
-    of_effects = [coach.policy for coach in coaches_of(run) if coach.learn == "effect"]
-    lag = max_lag(run) if queue_size(run.args) else None
-    return JudgeTraining(run.state(CoachState), step, of_effects, lag)
+    return judge_training(run, step)
 
 
 @hookimpl

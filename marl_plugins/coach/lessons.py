@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from marl_plugins import Action, Answer, Generation, PreparedRows, Row, Step, Trajectory
 from marl_plugins.coach.judged import JudgedRollout
+from marl_plugins.coach.members import coaches_of
+from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.training import JudgeAnswer, lessons
 
 # inside: trains judges inside the step
 from marl_plugins.core.estimators import WhitenedAdvantages
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import auxiliary_rows
+from marl_plugins.core.run import max_lag, queue_size
 from marl_plugins.engine.runtime.crediting import without_stale
 from marl_plugins.engine.runtime.experience import estimate
 
 if TYPE_CHECKING:
-    from marl_plugins.coach.state import CoachState
+    from marl_plugins import Run
 
 
 class WhitenedAdvantagesByRole(WhitenedAdvantages):
@@ -100,6 +103,13 @@ class JudgeTraining(JudgedRollout):
         for *place, answers in record["said"]:
             action = actions[tuple(place)]
             self.state.said[action] = [_answer_of(action, **answer) for answer in answers]
+
+
+def judge_training(run: Run, step: Step) -> JudgeTraining:
+    """The part of a step of a run, as its coaches say."""
+    of_effects = [coach.policy for coach in coaches_of(run) if coach.learn == "effect"]
+    lag = max_lag(run) if queue_size(run.args) else None
+    return JudgeTraining(run.state(CoachState), step, of_effects, lag)
 
 
 def _answer_of(
