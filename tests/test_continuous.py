@@ -6,6 +6,7 @@ import json
 from collections import Counter, defaultdict
 from types import SimpleNamespace
 
+import pytest
 import virtual_time
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,11 @@ from marl_plugins.continuous.flight import ContinuousPart, Flight
 from marl_plugins.continuous.gate import LateGate
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.trajectory import Task
+from marl_plugins.core.workflow import Call, Sampling
 from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.processes.engines import RestartBudget
+from marl_plugins.engine.runtime.policy_engines import PolicyEngines
+from marl_plugins.engine.runtime.weight_sync import WeightSync
 
 
 class TestContract(PlannedOnce):
@@ -141,6 +146,70 @@ def test_an_answer_is_by_weights_of_one_version_and_nobody_waits_for_ever(events
         await asyncio.gather(*(later(*e) for e in [e for e in events if not e[2]] + changes))
 
     virtual_time.run(whole())
+
+
+class LoadingEngine(virtual_time.SimulatedEngine):
+    """An engine that is found within a second of its start, answers within 9, and takes over
+    weights within 2."""
+
+    def __init__(self, policy):
+        super().__init__(policy, lambda call: 9.0)
+        self.handle.load_state = SimpleNamespace(remote=self.take_over)
+        self.handle.__ray_call__ = SimpleNamespace(remote=lambda function: asyncio.sleep(1.0))
+
+    async def take_over(self, pieces, policy, version):
+        assert pieces == [f"version {version}"]
+        await self.load_state(policy, version, 2.0)
+
+
+class StoredWeights:
+    """The weights of a policy, as its training processes give them."""
+
+    version = 0
+
+    async def weights(self):
+        await asyncio.sleep(1.0)
+        return [f"version {self.version}"]
+
+    def check_nodes(self):
+        pass
+
+
+@pytest.mark.parametrize("dies", [3.5, 5.0, 13.5])
+def test_an_engine_that_dies_around_a_sync_is_replaced_and_its_late_answer_comes(tmp_path, dies):
+    """Its replacement has not come when the sync begins, or it dies while the sync waits for the
+    answer, or is given the new weights."""
+    plan = planned(tmp_path)
+    run, hook = plan.run, plan.plugins.hook
+    spec = next(policy for policy in run.policies if policy.trainable)
+
+    async def whole():
+        training = StoredWeights()
+        args = run.policy_args[spec.name]
+        policy = PolicyEngines(spec, args, "cpu", RestartBudget(1), 60.0, training)
+        first = LoadingEngine(spec.name)
+        policy.engines.engines = [first]
+        policy.engines.start = lambda dead: LoadingEngine(spec.name)
+        trained = {spec.name: policy}
+        sync = WeightSync(SimpleNamespace(plan=plan, trained=trained, policies=trained))
+        await sync.again()
+
+        async def asked():
+            call = Call(
+                spec.name, (1, 2), Sampling(1.0, 1.0, 8, 1000), 8, 1, "a", "t", 0, "a.0", 1, 0
+            )
+            return await hook.marl_generate(run=run, call=call, engines=policy.engines)
+
+        late = asyncio.create_task(asked())
+        asyncio.get_running_loop().call_at(dies, first.die)
+        await asyncio.sleep(1.0)
+        training.version = 1
+        await sync.updated([spec.name])
+        return await late, await asked(), policy
+
+    (late, later, policy), _ = virtual_time.run(whole())
+    assert (late.version, later.version) == (0, 1)
+    assert policy.engines.restarted == 1 and len(policy.engines.engines) == 1
 
 
 def test_the_bias_is_the_length_of_what_was_taken_at_once_over_that_of_all():
