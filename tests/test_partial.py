@@ -249,6 +249,24 @@ def test_an_answer_is_current_if_each_of_its_tokens_is(version, changes, possibl
             is_current(answer, policy, others)
 
 
+def test_a_request_that_comes_while_weights_change_is_by_the_new_ones():
+    from marl_plugins.engine.processes.engine_actor import HeldWeights, RunningRequest
+
+    held = HeldWeights("p", 4)
+    begun, waiting = RunningRequest(held), RunningRequest(held)
+    begun.tokens = 2
+    held.epoch, held.version = held.epoch + 1, -1  # as `load_state` does first
+    late = RunningRequest(held)
+    held.version = 5
+    for request in (begun, waiting, late):
+        request.go_on()
+    assert [(request.version, request.changes) for request in (begun, waiting, late)] == [
+        (4, [(2, 5)]),
+        (5, []),
+        (5, []),
+    ]
+
+
 # --- engines
 # --------------------------------------------------------------------------------------------------
 

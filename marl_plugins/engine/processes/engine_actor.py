@@ -186,15 +186,16 @@ class RunningRequest:
         """As of `Generation.changes`."""
 
     def go_on(self) -> None:
-        """Notes that the next token is by the weights that are held now."""
-        if self.epoch == self.held.epoch:
-            return
-        self.epoch = self.held.epoch
+        """Notes that the next token is by the weights that are held now.
+
+        A request that came while they changed has their epoch already, and no version.
+        """
         if not self.tokens:
             self.version = self.held.version
-            return
-        self.changes = [change for change in self.changes if change[0] < self.tokens]
-        self.changes.append((self.tokens, self.held.version))
+        elif self.epoch != self.held.epoch:
+            self.changes = [change for change in self.changes if change[0] < self.tokens]
+            self.changes.append((self.tokens, self.held.version))
+        self.epoch = self.held.epoch
 
     @property
     def known(self) -> bool:
