@@ -462,6 +462,24 @@ def test_a_row_that_is_selected_twice_is_learned_from_twice():
     assert differs(policy.gradient(prepared), policy.full_batch(prepared)) < 2e-6
 
 
+def test_a_row_whose_gradient_has_been_taken_is_not_reweighed_any_more():
+    policy = Local(noise=0.25)
+    prepared, _ = streamed(
+        policy, ESTIMATORS["reinforce"], step_of(5), list(range(10)), centres={"": 0.4}
+    )
+    for number, sequence in enumerate(prepared.sequences):
+        weights = dict.fromkeys(sequence.rows, 0.5)
+        before = [row.action.advantage for row in sequence.rows]
+        if number in prepared.excluded:
+            with pytest.raises(ValueError, match="AccumulatedGradients"):
+                prepared.reweighed(weights)
+            assert [row.action.advantage for row in sequence.rows] == before
+        else:
+            prepared = prepared.reweighed(weights)
+    assert 0 < len(prepared.excluded) < len(prepared.items)
+    assert differs(policy.gradient(prepared), policy.full_batch(prepared)) < 2e-6
+
+
 def rewarded(amount):
     """A selection that says to need a trajectory alone, and gives each row a reward by the number
     of all."""

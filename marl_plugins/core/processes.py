@@ -111,7 +111,11 @@ class PreparedRows(ForwardedRows, Protocol):
 
     def reweighed(self, weights: Mapping[Row, float]) -> PreparedRows:
         """Returns the same rows with the advantages of some multiplied by a weight each, which is
-        also written onto their actions."""
+        also written onto their actions.
+
+        Raises:
+            ValueError: The gradient of one has been taken already.
+        """
 
 
 class PolicyProcesses(Protocol):

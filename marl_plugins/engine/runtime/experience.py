@@ -205,11 +205,18 @@ class PreparedExperience:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def reweighed(self, weights: Mapping[Row, float]) -> PreparedExperience:
-        """Returns the same rows with the advantages of some multiplied by a weight each, which is
-        also written onto their actions."""
+        """See `PreparedRows.reweighed`; the gradients that have been taken are those of `excluded`
+        sequences."""
         items = []
-        for sequence, item in zip(self.sequences, self.items, strict=True):
+        for number, (sequence, item) in enumerate(zip(self.sequences, self.items, strict=True)):
             if any(row in weights for row in sequence.rows):
+                if number in self.excluded:
+                    raise ValueError(
+                        f"row {sequence.name} of policy {self.policy!r} cannot be reweighed: its "
+                        "gradient has been taken, for its advantages as they were, by "
+                        f"{' and '.join(call.extension for call in self.calls)}; leave out that "
+                        "plugin or this one"
+                    )
                 item = copy.copy(item)
                 item.advantages = item.advantages.clone()
                 for row, start in zip(sequence.rows, sequence.starts, strict=True):
