@@ -127,6 +127,19 @@ def test_of_weights_that_are_not_kept_nothing_is_said():
     assert all(("old_logprobs" in row.action.notes) == (row.action in of_now) for row in rows)
 
 
+@pytest.mark.usefixtures("alone")
+def test_what_a_process_has_taken_over_is_its_own():
+    """The state of the process before it may lie in memory that others share and need back."""
+    policy = Local()
+    policy.worker.keep(0, 0)
+    state = policy.worker.state()
+    again = OldWeights(policy.worker.trainer)
+    again.restore(state)
+    wanted = state[0]["weight"].clone()
+    state[0]["weight"].zero_()
+    assert torch.equal(again.by_version[0]["weight"], wanted)
+
+
 def test_what_is_trained_does_not_change(tmp_path):
     learnt = []
     for names in (["old_logprobs"], ["async"]):

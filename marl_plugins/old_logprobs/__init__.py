@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, cast
 from marl_plugins import Action, Problem, Run, StepPart, at, hookimpl
 
 # inside: works in the training processes
-from marl_plugins.core.run import max_lag, queue_size
+from marl_plugins.core.run import EarlierWeights, max_lag, queue_size
 from marl_plugins.engine.records.trajectory_record import spelled
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ ASYNC = "train.async_enable"
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
     if queue_size(run.args):
+        run.state(EarlierWeights).kept = True
         return []
     got = "without a lag the trainer's log-probs are by the weights that sampled the row already"
     return [

@@ -61,4 +61,9 @@ class OldWeights(Extension):
         return self.by_version
 
     def restore(self, state: Mapping[int, Mapping[str, Tensor]]) -> None:
-        self.by_version = {version: dict(weights) for version, weights in state.items()}
+        """Takes back the weights, as copies: the others may be views of Ray's object store, which
+        has room for them only until the next process has them (`marl_plugins.process_groups`)."""
+        self.by_version = {
+            version: {name: weight.clone() for name, weight in weights.items()}
+            for version, weights in state.items()
+        }
