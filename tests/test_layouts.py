@@ -26,6 +26,17 @@ RIGHT = (
     f"import sys\n{SUM}\nsys.exit(0)",
     "class A:\n    def go(self):\n        return sum(map(int, input().split()))\nprint(A().go(), end=' \\n\\n')",
     "print(sum(map(int, input().split())) + 0.0)",
+    f"{SUM}\nexit()",
+    "import threading\ndef main():\n    print(sum(map(int, input().split())))\n"
+    "threading.Thread(target=main).start()",
+    "import atexit, io, sys\nsys.stdout = io.StringIO()\n"
+    "atexit.register(lambda said: sys.__stdout__.write(said.getvalue()), sys.stdout)\n"
+    f"{SUM}",
+    "import os, sys\nclass Out:\n    said = ''\n"
+    "    def write(self, text):\n        self.said += text\n"
+    "    def flush(self):\n        os.write(1, self.said.encode())\n"
+    f"sys.stdout = Out()\n{SUM}",
+    f"import builtins\nassert not hasattr(builtins, 'seen')\nbuiltins.seen = 1\n{SUM}",
 )
 WRONG = (
     "print(7)",
@@ -112,6 +123,32 @@ def test_functions_and_solutions_of_all_three_layouts():
         for program in (plain, solution):
             assert asyncio.run(passed(program, tests))
         assert not asyncio.run(passed(plain.replace("+", "-"), tests))
+
+
+@pytest.mark.parametrize(
+    ("program", "printed", "returned", "right"),
+    [
+        ("print(1 / 3)", "0.333333333", None, True),
+        ("print('YES', 2)", "YES 2.0", None, True),
+        ("print(1 / 3)", "0.334", None, False),
+        ("print('0.3', 1.9999999999)", "0.3 2", None, False),
+        ("def f(x): return x / 3", "", 0.333333, True),
+        ("def f(x): return (x, [(x / 3,)])", "", [1, [[0.333333]]], True),
+        ("def f(x): return 1.9999999999", "", 2, False),
+        ("def f(x): return [x, x, x]", "", [1, 1], False),
+        ("import numpy\ndef f(x): return numpy.arange(x + 1)", "", [0, 1], True),
+    ],
+)
+def test_floats_are_met_nearly_and_lists_by_tuples(program, printed, returned, right):
+    of_f = {"fn_name": "f", "inputs": [[1]], "outputs": [[returned]]}
+    (test,) = asserts_of([{"input": "", "output": printed}] if printed else of_f)
+    result = asyncio.run(Checker(seconds=5).passed(prepared(program, test), test))
+    assert result.passed is right
+
+
+def test_a_program_that_is_run_with_its_tests_can_compare_as_they_do():
+    (test,) = asserts_of({"fn_name": "f", "inputs": [[1]], "outputs": [[[1, 0.333333]]]})
+    exec(f"{prepared('def f(x): return (x, x / 3)', test)}\n{test}", {})
 
 
 @pytest.mark.parametrize(

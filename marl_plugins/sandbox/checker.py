@@ -70,8 +70,6 @@ class Checker:
     Args:
         seconds: Wall time of the program in all, and of each run of the checks.
         memory_mb: Memory of each of the two.
-        packages: Whether they may import installed packages; without them each starts in less than
-            half the time.
         sandbox: Where they run; default: a sandbox of its own, at the strongest level of the
             machine.
     """
@@ -81,14 +79,13 @@ class Checker:
         *,
         seconds: float = 5.0,
         memory_mb: int = 512,
-        packages: bool = False,
         sandbox: OnDemandSandbox | None = None,
     ):
         self._limits = Limits(
             seconds=seconds, memory_mb=memory_mb, file_mb=FILE_MB, disk_mb=2 * FILE_MB
         )
         self._sandbox = sandbox or OnDemandSandbox(
-            SandboxConfig(imports=["ast", "inspect", "json"]), packages=packages
+            SandboxConfig(imports=["ast", "inspect", "json"])
         )
         self._first_asked: dict[tuple[str, ...], list[str]] = {}
         """By checks, what they ask of a program of which they know nothing, the latest last."""
@@ -100,10 +97,10 @@ class Checker:
             program: Python that defines what the checks use, loaded as a module (`__name__` is not
                 `__main__`); None: one whose functions all return None.
             checks: Python with `assert`, functions `test_*` without parameters, and test classes. A
-                name that they do not define is the program's. What they give the program and get
-                from it are plain values: None, numbers, texts, bytes, lists, tuples, sets, dicts,
-                ranges, deques and iterators. What the program raises comes as the nearest of
-                Python's own exceptions.
+                name that they do not define is the program's; `alike` is ours
+                (checker_programs.py). What they give the program and get from it are plain values:
+                None, numbers, texts, bytes, lists, tuples, sets, dicts, ranges, deques and
+                iterators. What the program raises comes as the nearest of Python's own exceptions.
 
         Raises:
             InfrastructureFailure: They could not be run; no program is to blame for that.

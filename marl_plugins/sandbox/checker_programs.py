@@ -135,6 +135,40 @@ def unpacked(value: Any) -> Any:
     return kinds[kind]([*map(unpacked, parts)])
 
 
+class alike:
+    """Equals what public data sets take for the same; the checks have it by this name. Its source
+    is also a part of programs (layouts.py).
+
+    Args:
+        wanted: A float is met by a number within a millionth of it, a list by a tuple, too.
+        words: In place of a value, what is printed; a decimal is such a float.
+    """
+
+    def __init__(self, wanted: object = None, words: str = "") -> None:
+        self.words = words
+        self.wanted = [line.split() for line in words.splitlines()] if words else wanted
+
+    def __eq__(self, got: object) -> bool:
+        if self.words and isinstance(got, str):
+            got = [line.split() for line in got.splitlines()]
+        return self.same(got, self.wanted)
+
+    def same(self, got: object, wanted: object) -> bool:
+        import math
+
+        if isinstance(wanted, list):
+            if not isinstance(got, (list, tuple)) or len(got) != len(wanted):
+                return False
+            return all(map(self.same, got, wanted))
+        if self.words and isinstance(got, str) and isinstance(wanted, str) and got != wanted:
+            if "." not in wanted and "e" not in wanted:
+                return False
+            got, wanted = float(got), float(wanted)
+        if isinstance(wanted, float) and isinstance(got, (int, float)):
+            return math.isclose(got, wanted, rel_tol=1e-6, abs_tol=1e-6)
+        return got == wanted
+
+
 # --- the program
 # --------------------------------------------------------------------------------------------------
 
@@ -252,7 +286,7 @@ class CheckNames(dict[str, Any]):
     """
 
     def __init__(self, known: dict[str, list[str]], asserts: set[int]):
-        super().__init__(__name__="checks", __builtins__=builtins)
+        super().__init__(__name__="checks", __builtins__=builtins, alike=alike)
         self.known = known
         self.asserts = asserts
         self.unknown: list[str] = []

@@ -19,6 +19,7 @@ import gc
 import json
 import os
 import resource
+import site
 import socket
 import sys
 import time
@@ -116,6 +117,7 @@ def prepare(settings: ForkSettings) -> dict[str, str]:
     """Imports what programs import, and runs the recipe's own program, so that what it imports late
     and caches is there in every program; returns what is wrong, for the owner, who makes it a
     problem."""
+    site.setquit()  # `exit` and `quit`, which a Python without site-packages lacks
     for name in settings["imports"]:
         try:
             __import__(name)

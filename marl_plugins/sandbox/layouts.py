@@ -4,9 +4,10 @@
     TACO, APPS      {"inputs": ["1 2\\n", ...], "outputs": ["3\\n", ...], "fn_name": "add"}
     LiveCodeBench   [{"testtype": "stdin", "input": ..., "output": ...}, ...], also compressed
 
-A program that reads standard input becomes a function of it, `printed(stdin)`; one that holds a
-function, or a class `Solution` with it, is asked for that. So one program meets all its tests in
-one process, and nothing that it writes or ends with can say that it has passed.
+A program that reads standard input becomes a function of it, `printed(stdin)`, which forks a
+process for each test; one that holds a function, or a class `Solution` with it, is asked for that.
+Nothing that a program writes or ends with can say that it has passed. Expected floats and lists
+are compared by `alike` (checker_programs.py).
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ import json
 import pickle
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from marl_plugins.sandbox import run_program
+from marl_plugins.sandbox.checker_programs import alike
+
 ASKED = re.compile(r"\bassert (\w+)\(")
+DECIMAL = re.compile(r"\d(?:[.]|e[-+]?)\d")
 MOST_BYTES = 2**28
 """Of tests that were compressed."""
 
@@ -66,25 +71,36 @@ def _assert(test: Mapping[str, Any], name: str) -> str:
             text if isinstance(text, str) else "".join(f"{line}\n" for line in text)
             for text in (given, output)
         )
-        return f"assert printed({given!r}) == {in_words(output)!r}"
+        has_floats = DECIMAL.search(output)
+        wanted = f"alike(words={output.strip()!r})" if has_floats else repr(in_words(output))
+        return f"assert printed({given!r}) == {wanted}"
     if isinstance(given, str):  # an argument a line
         given, output = [json.loads(line) for line in given.splitlines()], json.loads(output)
     elif isinstance(output, list) and len(output) == 1:  # TACO has a list around what is returned
         (output,) = output
-    return f"assert {name}({', '.join(map(repr, given))}) == {output!r}"
+    wanted = f"alike({output!r})" if isinstance(output, (float, list)) else repr(output)
+    return f"assert {name}({', '.join(map(repr, given))}) == {wanted}"
 
 
 def prepared(program: str, tests: str) -> str:
     """Returns a program with what asserts call: itself as `printed`, or the method of its
-    `Solution`."""
+    `Solution`; and `alike`."""
     asked = ASKED.search(tests)
     name = asked[1] if asked else ""
+    parts = [program]
     if name == "printed":
-        ours = "\n\n".join(inspect.getsource(function) for function in (in_words, said_by))
-        return f"{ours}\n\ndef printed(stdin):\n    return said_by({program!r}, stdin)\n"
-    if not name or not re.search(r"^class Solution\b", program, re.MULTILINE):
-        return program
-    return f"{program}\n\n{name} = getattr(Solution(), {name!r})\n"
+        parts = [
+            "from collections.abc import Callable",
+            *map(inspect.getsource, (in_words, said_by)),
+        ]
+        parts += [f"RUNS = {{}}\nexec({inspect.getsource(run_program)!r}, RUNS)"]
+        run = f"said_by({program!r}, stdin, RUNS['run_program'])"
+        parts += [f"def printed(stdin):\n    return {run}"]
+    elif name and re.search(r"^class Solution\b", program, re.MULTILINE):
+        parts.append(f"{name} = getattr(Solution(), {name!r})")
+    if "alike(" in tests:
+        parts.append(inspect.getsource(alike))
+    return "\n\n".join(parts)
 
 
 def in_words(text: str) -> str:
@@ -103,35 +119,43 @@ def in_words(text: str) -> str:
     return "\n".join(" ".join(map(by_value, line.split())) for line in lines)
 
 
-def said_by(program: str, stdin: str) -> str:
-    """Runs a program on a standard input, and returns what it prints. Runs in the sandbox alone."""
-    import contextlib
+def said_by(program: str, stdin: str, run: Callable[[str, int, bool], None]) -> str:
+    """Runs a program to its end in a process of its own, and returns what it prints. Runs in the
+    sandbox alone.
+
+    Args:
+        run: `run_program`.
+
+    Raises:
+        RuntimeError: Its exit code is not 0; with the last line of its errors.
+    """
     import os
     import sys
     import tempfile
 
-    kept, streams = [os.dup(0), os.dup(1)], (sys.stdin, sys.stdout)
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
-        given.write(stdin.encode())
-        given.seek(0)
-        os.dup2(given.fileno(), 0)
-        os.dup2(said.fileno(), 1)
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-        ours = sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        try:
-            exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
-        except SystemExit as end:
-            if end.code:
-                raise RuntimeError(f"exit code {end.code}") from None
-        finally:
-            with contextlib.suppress(ValueError):  # it has closed it
-                ours.flush()
-            sys.stdin, sys.stdout = streams
-            for number, descriptor in enumerate(kept):
-                os.dup2(descriptor, number)
-                os.close(descriptor)
-        said.seek(0)
-        return in_words(said.read().decode("utf-8", "replace"))
+    opened = tempfile.TemporaryFile
+    with opened() as source, opened() as given, opened() as said, opened() as errors:
+        for file, text in ((source, program), (given, stdin)):
+            file.write(text.encode(errors="replace"))
+            file.seek(0)
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            try:
+                for number, file in enumerate((given, said, errors)):
+                    os.dup2(file.fileno(), number)
+                run("python", source.fileno(), False)
+            finally:
+                os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        for file in (said, errors):
+            file.seek(0)
+        complaint = errors.read().decode(errors="replace")
+        sys.stderr.write(complaint)
+        if code:
+            last = complaint.rstrip().rpartition("\n")[2]
+            raise RuntimeError(f"exit code {code}: {last}")
+        return in_words(said.read().decode(errors="replace"))
 
 
 def _unpacked(text: str) -> Any:

@@ -110,10 +110,10 @@ def run_python(body: Callable[[], object], names: dict[str, Any]) -> int:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
         atexit._run_exitfuncs()
+        flush_streams()
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         names.clear()  # closes files and thereby writes them
-        for file in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-            if file is not None and not file.closed:
-                file.flush()
+        flush_streams()
     except BaseException:
         code = code or 120  # as the interpreter where the output cannot be written
     until = now() + EXIT_GRACE_SECONDS
@@ -124,6 +124,13 @@ def run_python(body: Callable[[], object], names: dict[str, Any]) -> int:
     except BaseException:  # no children
         pass
     return code & 0xFF
+
+
+def flush_streams() -> None:
+    """Flushes what the program has for its streams, as the interpreter does."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
 
 
 def open_streams() -> None:

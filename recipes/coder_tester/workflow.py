@@ -33,7 +33,7 @@ async def run(task, roles, tools):
     program, tests = await asyncio.gather(
         roles.coder(problem=task.prompt, feedback=""), roles.tester(problem=task.prompt)
     )
-    called = prepared(code(program), hidden(task))
+    called = prepared(code(program), "\n".join([hidden(task), *shown(task)]))
     report = await tools.python("\n".join([called, code(tests), *shown(task)]))
     if report.ok:
         return program

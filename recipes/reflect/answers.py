@@ -10,7 +10,11 @@ TASK = Task(
     "example",
     "dab > bad",
     [f"assert f({one!r}) == {other!r}" for one, other in CASES.items()],
-    {"visible": "assert f('dab') == 'bad'", "operations": ["rev"]},
+    {
+        "visible": "assert f('dab') == 'bad'",
+        "tests": "assert f('dab') == 'bad'",
+        "operations": ["rev"],
+    },
 )
 OTHERS = {"planner": "<plan>reverse it</plan>", "reflector": "<advice>reverse it</advice>"}
 FORMS = (

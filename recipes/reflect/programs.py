@@ -24,7 +24,7 @@ from marl_plugins import (
     hookimpl,
     read_tasks,
 )
-from marl_plugins.sandbox import asserts_of
+from marl_plugins.sandbox import asserts_of, prepared
 
 SUFFIXES = (".json", ".jsonl", ".csv")
 """Of the files that `read_tasks` reads."""
@@ -104,8 +104,10 @@ def tasks_of(path, input_key, label_key, limit, visible):
                 )
             )
         else:
+            shown = "\n".join(given[:visible])
+            run = shown if "printed(" in shown else prepared("", shown) + shown
             found.append(
-                Task(task.id, task.prompt, given[visible:], {"visible": "\n".join(given[:visible])})
+                Task(task.id, task.prompt, given[visible:], {"visible": shown, "tests": run})
             )
     if problems:
         raise ConfigurationError(first_of(problems, path))

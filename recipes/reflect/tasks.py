@@ -52,6 +52,7 @@ def load(split):
         words = [word(rng, split) for _ in range(1 + HIDDEN)]
         prompt = f"{words[0]} > {applied(names, words[0])}"
         tests = [f"assert f({one!r}) == {applied(names, one)!r}" for one in words[1:]]
-        metadata = {"visible": visible(words[0], applied(names, words[0])), "operations": names}
+        shown = visible(words[0], applied(names, words[0]))
+        metadata = {"visible": shown, "tests": shown, "operations": names}
         found[prompt] = Task(prompt, prompt, tests, metadata)
     return list(found.values())
