@@ -3,6 +3,7 @@ comes of what breaks."""
 
 import asyncio
 import errno
+import itertools
 import os
 import resource
 import signal
@@ -246,6 +247,34 @@ def test_a_program_that_has_not_begun_is_run_again(place):
         return await asyncio.gather(*waiting)
 
     assert [got.stdout for got in opened(work, concurrency=4)] == ["0\n", "1\n", "2\n"]
+
+
+def test_a_program_that_ends_in_time_while_the_loop_is_busy_has_finished(place):
+    async def work(sandbox):
+        short = "open('begun', 'w')\nimport time\ntime.sleep(0.2)\nprint('done')"
+        running = asyncio.create_task(sandbox.run(Program(short, limits=Limits(seconds=1.0))))
+        while not list(place.glob("*/*/workspace/begun")):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        time.sleep(1.2)  # noqa: ASYNC251
+        return await running
+
+    got = opened(work)
+    assert (got.status, got.code, got.stdout) == ("finished", 0, "done\n")
+
+
+def test_programs_at_a_time_are_as_many_as_this_process_has_cores():
+    async def work(sandbox):
+        now = "import time\nprint(time.monotonic())\ntime.sleep(0.1)\nprint(time.monotonic())"
+        ran = await asyncio.gather(*(sandbox.run(Program(now, limits=LONG)) for _ in range(3)))
+        return sorted(tuple(map(float, got.stdout.split())) for got in ran)
+
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        times = opened(work)
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(times))
 
 
 def test_what_takes_too_much_and_cannot_be_ended_ends_with_its_fork_server(place, monkeypatch):

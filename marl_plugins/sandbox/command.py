@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from marl_plugins.core.command import Parser
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.machine_limits import usable_cores
 from marl_plugins.core.options import Number, at_least
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.sandbox.levels import LEVELS
@@ -137,9 +138,9 @@ def _build_parser() -> Parser:
     add(
         "--concurrency",
         type=at_least(1),
-        default=os.cpu_count() or 1,
+        default=usable_cores(),
         metavar="N",
-        help="maximum number of programs at the same time; others wait (the machine's cores)",
+        help="maximum number of programs at the same time; others wait (the cores that it may use)",
     )
     add(
         "--most_seconds",

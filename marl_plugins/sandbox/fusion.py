@@ -40,6 +40,7 @@ from tenacity import (
 
 from marl_plugins.core.deadlines import in_turn
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.machine_limits import usable_cores
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import Redaction, shown_url
 from marl_plugins.core.workspace import (
@@ -110,8 +111,8 @@ class ServiceSandbox:
 
     Args:
         url: Its address; `$NAME` stands for a variable of the environment.
-        concurrency: Maximum number of programs that are sent at the same time; default: this
-            machine's cores.
+        concurrency: Maximum number of programs that are sent at the same time; default: the
+            cores that this process may use.
         workspaces: An existing folder in which all workspaces lie that are kept.
         queue: Seconds that a program may wait for its turn.
     """
@@ -131,7 +132,7 @@ class ServiceSandbox:
         self._url = filled.rstrip("/")
         self._redaction = Redaction(url=filled)
         self._workspaces = workspaces.resolve(strict=True) if workspaces is not None else None
-        self._free = asyncio.Semaphore(concurrency or os.cpu_count() or 1)
+        self._free = asyncio.Semaphore(concurrency or usable_cores())
         self._queue = queue
         self._session: aiohttp.ClientSession | None = None
         self._source = "\n".join(map(inspect.getsource, (run_program, remote)))

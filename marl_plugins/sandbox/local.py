@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.deadlines import not_counted
 from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.machine_limits import usable_cores
 from marl_plugins.core.workspace import read_files
 from marl_plugins.sandbox import levels
 from marl_plugins.sandbox.files import first_names, own_workspace, write_files
@@ -71,7 +73,7 @@ class LocalSandbox:
         self._imports = tuple(config.imports)
         self._warm_up = Path(config.warm_up).read_text() if config.warm_up else ""
         self._packages = packages
-        self._slots = list(range(concurrency or os.cpu_count() or 1))
+        self._slots = list(range(concurrency or usable_cores()))
         self._free = asyncio.Semaphore(len(self._slots))
         self._servers: dict[tuple[str, ...], asyncio.Task[SandboxServer]] = {}
         self._launched: list[SandboxServer] = []
@@ -278,6 +280,8 @@ class LocalRun:
                 self._stop(message["exceeded"], f"stopped: {message['reason']}")
             else:
                 self._code = message["ended"]
+                if self._stopped and self._stopped[0] == "time" and self._code != -signal.SIGKILL:
+                    self._stopped = None  # it had ended before this process came to stop it
                 return
         if self._begun is not None and self._stopped is None:
             self._unavailable = "the fork server has ended while the program ran"

@@ -68,7 +68,7 @@ async def open_sandbox(
 
     Args:
         packages: Whether programs may import installed packages.
-        concurrency: Maximum number of programs at the same time; default: the machine's cores.
+        concurrency: Maximum number of programs at the same time; default: `usable_cores()`.
         workspaces: An existing folder in which all workspaces lie that are kept; default: there are
             only fresh ones.
 

@@ -289,7 +289,7 @@ async def serve(
     """Serves until SIGINT or SIGTERM.
 
     Args:
-        concurrency: Maximum number of programs at the same time; default: the machine's cores.
+        concurrency: Maximum number of programs at the same time; default: `usable_cores()`.
         names: By which the service is reached (`application`).
         say: Told the address and the level, once requests are answered.
 

@@ -72,7 +72,7 @@ class PythonToolConfig(Section):
     output_chars: int = pydantic.Field(2000, ge=100)
     """Longer output keeps its head and its tail."""
     concurrency: int | None = pydantic.Field(None, ge=1)
-    """Most programs at the same time. Default: the machine's cores."""
+    """Most programs at the same time. Default: the cores that the run may use."""
     packages: bool = True
     """Programs may import installed packages. Without them a program starts in less than half the
     time."""

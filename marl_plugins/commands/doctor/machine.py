@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from marl_plugins.core.findings import Finding, error, error_if, note, ok
+from marl_plugins.core.machine_limits import allowed_cores, read_core_limit, read_memory_limit
 from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.hosts.prebuild import cache_folder, extensions_folder
 
@@ -41,12 +42,7 @@ def check_machine(device: str) -> list[Finding]:
     return [
         check_python(sys.version_info[:2], platform.python_version()),
         check_system(platform.system(), platform.machine(), platform.release()),
-        check_cores(
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1,
-            read_core_limit(),
-        ),
+        check_cores(allowed_cores(), read_core_limit()),
         check_memory(total, read_memory_limit(), free),
         *([check_shared_memory(shutil.disk_usage(shm).free, device)] if shm.is_dir() else []),
         check_disk("disk", Path.cwd(), shutil.disk_usage(Path.cwd()).free),
@@ -110,42 +106,6 @@ def check_memory(total: int, limit: int | None, free: int) -> Finding:
         if usable >= 11 * GIB
         else note("memory", text, "the demo takes 11 GiB; fewer policies take less")
     )
-
-
-def read_memory_limit() -> int | None:
-    """Returns the smallest limit from our control group up to the root, for either version; None
-    without a limit."""
-    texts = _read_limits("memory", "memory.max", "memory.limit_in_bytes")
-    values = [int(text) for text in texts if text.isdigit()]
-    return min(values, default=None)
-
-
-def read_core_limit() -> float | None:
-    """Returns the cores that our control group may use concurrently (version 2); None without a
-    limit."""
-    pairs = [text.split() for text in _read_limits("cpu", "cpu.max", None)]
-    return min(
-        (int(quota) / int(period) for quota, period in pairs if quota.isdigit()), default=None
-    )
-
-
-def _read_limits(controller: str, new: str, old: str | None) -> list[str]:
-    """Contents of a limit's files, from our group up; in a container the group's path is often
-    absent and the root is ours."""
-    tree, own = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-    texts = []
-    for line in own.read_text().splitlines() if own.is_file() else ():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            place, name = tree, new
-        elif controller in controllers.split(",") and old:
-            place, name = tree / controller, old
-        else:
-            continue
-        group = Path(path.lstrip("/"))
-        files = [place / part / name for part in (group, *group.parents)]
-        texts += [file.read_text().strip() for file in files if file.is_file()]
-    return texts
 
 
 def check_shared_memory(free: int, device: str) -> Finding:
