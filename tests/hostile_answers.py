@@ -332,12 +332,12 @@ def status_kinds() -> list[Kind]:
         )
     bodies = {
         "context_length": (
-            "missing",
+            "paused",
             "400 Bad",
             lambda a: error("too long", "context_length_exceeded"),
         ),
         "content_filter": (
-            "missing",
+            "paused",
             "400 Bad",
             lambda a: error("content management policy", "content_filter"),
         ),

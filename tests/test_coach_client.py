@@ -22,6 +22,7 @@ from marl_plugins.core.redaction import Redaction
 from marl_plugins.core.scoring import SeenLast
 
 SECRET = "the-label-42"
+CUT_OFF = b'{"choices": [{"message": {"content": null}, "finish_reason": "length"}]}'
 
 
 def coach_at(url, budget=None, kept=None, **settings):
@@ -228,13 +229,7 @@ def test_retry_after_is_heeded(action, seen):
         (Reply(raw=b"not json"), "coach_protocol"),
         (Reply(seconds=0.4), "coach_timeout"),
         (Reply(reset=True), "coach_unreachable"),
-        (Reply("too long", 400, code="context_length_exceeded"), "coach_refused"),
-        (
-            Reply(
-                "This model's maximum context length is 4096 tokens, and you asked for 9000", 400
-            ),
-            "coach_refused",
-        ),
+        (Reply("early", 425), "coach_server"),
         (Reply("payload too large", 413), "coach_refused"),
     ],
 )
@@ -260,6 +255,24 @@ def test_what_cannot_pass_is_asked_once_and_ends_the_run(reply, action, seen):
         (failure,) = judge(coach_at(url, form="text"), (action, seen))
     assert isinstance(failure, RunPaused)
     assert url in str(failure) and len(bodies) == 1
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_who_has_answered_before_refuses_one_question_alone(status, action, seen):
+    with openai_server(
+        lambda body, n: Reply("more than the context", status) if n == 2 else verdict(body, 5)
+    ) as (url, bodies):
+        coach = coach_at(url, form="text", concurrency=1)
+        probe(coach)
+        missing, judged = judge(coach, *different(action, seen, 2))
+    assert (missing.kind, judged.score, len(bodies)) == ("coach_refused", 5, 3)
+
+
+def test_who_is_cut_off_while_thinking_is_not_asked_the_same_again(action, seen):
+    with openai_server(lambda body, n: Reply(raw=CUT_OFF)) as (url, bodies):
+        coach = coach_at(url, form="text")
+        (failure,) = judge(coach, (action, seen))
+    assert (failure.kind, len(bodies)) == ("coach_verdict", 2)
 
 
 def test_a_verdict_has_a_deadline_with_all_its_repeats(action, seen):

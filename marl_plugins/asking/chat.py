@@ -93,6 +93,8 @@ class ChatClient:
         self.redaction = endpoint.redaction
         key = endpoint.api_key or "none"  # local servers take any
         self.connection = HttpConnection(endpoint.base_url, key, endpoint.timeout)
+        self.answered = False
+        """Whether a question of ours has had an answer."""
         self._other_model = False
 
     async def close(self) -> None:
@@ -150,6 +152,8 @@ class ChatClient:
         )
         if refusal or finish == "content_filter":
             raise ChatRefusal(self.redaction.text(str(refusal or finish), 200))
+        if text is None and finish == "length":  # cut off while it was thinking
+            text = ""
         if not isinstance(text, str):
             raise MalformedAnswer(f"no text in the answer {self.redaction.text(repr(values), 200)}")
         if len(text) > LONGEST_TEXT_CHARS:
@@ -157,6 +161,7 @@ class ChatClient:
                 f"an answer of {len(text)} characters; at most {LONGEST_TEXT_CHARS} are read"
             )
         self._notice_model(values.get("model"))
+        self.answered = True
         return ChatAnswer(self.redaction.redact(text), counted, str(finish))
 
     def _count(self, values: Any) -> bool:

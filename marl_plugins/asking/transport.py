@@ -2,17 +2,16 @@
 
 Two kinds of failure. What may pass (429, 5xx, a connection, a time-out, an answer that is not in
 the protocol) is a `TransientFailure`, which is repeated; where the endpoint will not judge this
-very question (too long, a filter, a refusal) that one judgement is missing
-(`InfrastructureFailure`). What cannot pass (a refused key, an unknown model, a field that the
-endpoint does not take, a redirect to another server) ends the run at once, with everything up to
-the last step saved (`RunPaused`).
+very question (too long, a filter, a refusal; any 400 or 422, once it has answered another) that one
+judgement is missing (`InfrastructureFailure`). What cannot pass (a refused key, an unknown model, a
+field that the endpoint has never taken, a redirect to another server) ends the run at once, with
+everything up to the last step saved (`RunPaused`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import time
 
 from marl_plugins.asking.chat import ChatAnswer, ChatClient, ChatRefusal, ReportedError
@@ -26,12 +25,6 @@ from marl_plugins.asking.request import Form, Inquiry, JudgeRequest, RequestTall
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.problems import Problem, at
 
-ONE_REQUEST = re.compile(
-    r"content.?(?:filter|management|polic)|context.?(?:length|window)|too (?:long|large|many "
-    r"tokens)|maximum.*(?:length|context)",
-    re.I,
-)
-"""A 400 that speaks of this question and not of how it is asked: only that judgement is missing."""
 FAILURES = (
     ReportedError,
     ChatRefusal,
@@ -95,15 +88,13 @@ class EndpointTransport:
         if not error.final:
             if error.busy:
                 return TransientFailure("coach_busy", str(error), error.wait)
-            if error.status >= 500 or error.status in (408, 409):
+            if error.status >= 500 or error.status in (408, 409, 425):
                 return TransientFailure("coach_server", str(error), error.wait)
             if error.status < 300:
                 return TransientFailure(
                     "coach_protocol", f"an error in place of an answer: {error}"
                 )
-            if error.status == 413 or (
-                error.status in (400, 422) and ONE_REQUEST.search(f"{error.code} {error.message}")
-            ):
+            if error.status == 413 or (error.status in (400, 422) and self.client.answered):
                 return InfrastructureFailure("coach_refused", str(error))
         return RunPaused(str(self._problem(error)))
 
