@@ -366,7 +366,7 @@ def test_the_client_of_anthropic_in_all_its_ways(monkeypatch):
                 "type": "tool_result",
                 "tool_use_id": first.content[1].id,
                 "content": [{"type": "text", "text": "3"}],
-                "is_error": False,
+                "is_error": True,
             }
             reminder = {"type": "text", "text": "<system-reminder>be brief</system-reminder>"}
             talk = [user("1+2?"), {"role": "assistant", "content": first.content}]
@@ -399,7 +399,7 @@ def test_the_client_of_anthropic_in_all_its_ways(monkeypatch):
         return Generation(ids, (-0.1,) * len(ids), "length", call.policy, 0)
 
     first, second, third = served(client, calling(), generate).actions
-    assert [(r.tool, r.output) for r in first.tool_results] == [("add", "3")]
+    assert [(r.tool, r.output, r.ok) for r in first.tool_results] == [("add", "3", False)]
     assert second.before is first and third.before is second
     assert not any(action.notes for action in (first, second, third))
     assert second.shown == (

@@ -18,6 +18,7 @@ from marl_plugins.commands.inspect.index import RunIndex, texts_of
 from marl_plugins.commands.inspect.inspect_log import sample_of
 from marl_plugins.commands.inspect.page_writer import Tokens
 from marl_plugins.commands.inspect.query import query_of
+from marl_plugins.commands.inspect.sampling import sampled
 from marl_plugins.commands.inspect.shown import trajectory_values
 from marl_plugins.commands.inspect.text import whole
 from marl_plugins.core.failures import ConfigurationError
@@ -190,6 +191,13 @@ def test_the_exact_test_is_scipys(gained, lost):
 
 # --- a log of Inspect
 # --------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_reaches_from_the_first_steps_to_the_last():
+    steps = [step for step in range(300) for _ in range(64)]
+    chosen = sampled(steps, 100)
+    assert len(chosen) == len(set(chosen)) == 100 and (chosen[0], chosen[-1]) == (0, 297)
+    assert sampled(steps[:5], 100) == steps[:5]
 
 
 def test_inspects_library_reads_the_log_back(tmp_path, capsys):

@@ -42,7 +42,7 @@ def _about(kind: str, request: ChatRequest, answer: EndpointAnswer) -> dict[str,
 def completion(request: ChatRequest, answer: EndpointAnswer) -> dict[str, Any]:
     """Returns an answer as a chat completion. Its `id` is the action's path; what the role's own
     tools answered last stands in the message as `tool_output`, which is no part of the protocol."""
-    message = answer.message.model_dump(exclude_none=True, exclude={"tool_call_id"})
+    message = answer.message.model_dump(exclude_none=True, exclude={"tool_call_id", "is_error"})
     message |= {"content": answer.message.content, "refusal": None}
     if answer.action.tool_results:
         message["tool_output"] = str.__str__(answer.action.tool_output)

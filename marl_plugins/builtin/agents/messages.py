@@ -47,6 +47,7 @@ class Block(Sent):
     input: Any = None
     tool_use_id: str = ""
     content: str | list[Block] = ""
+    is_error: bool = False
 
 
 class SentMessage(Sent):
@@ -134,8 +135,8 @@ def _messages(request: MessagesRequest) -> Iterator[dict[str, Any]]:
         calls = []
         for block in blocks:
             if block.type == "tool_result":
-                content = _text(block.content)
-                yield {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}
+                answer = {"role": "tool", "tool_call_id": block.tool_use_id}
+                yield {**answer, "content": _text(block.content), "is_error": block.is_error}
             elif block.type == "tool_use":
                 function = {"name": block.name, "arguments": json.dumps(block.input or {})}
                 calls.append({"id": block.id, "function": function})

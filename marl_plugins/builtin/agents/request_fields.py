@@ -74,7 +74,7 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
 """Values that ask for what is done anyway; of other fields, false and empty ones do."""
 ECHOED = frozenset((
     "id", "status", "annotations", "citations", "refusal", "audio", "function_call", "logprobs",
-    "reasoning_content", "tool_output", "is_error", "cache_control", "caller", "summary",
+    "reasoning_content", "tool_output", "cache_control", "caller", "summary",
     "encrypted_content",
 ))  # fmt: skip
 """Fields inside a request that answers have, or that only mark a place for a provider's cache."""

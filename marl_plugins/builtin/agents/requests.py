@@ -65,6 +65,8 @@ class Message(Sent):
     content: str | list[Part] | None = None
     tool_calls: list[SentCall] | None = None
     tool_call_id: str | None = None
+    is_error: bool = False
+    """Of a tool's answer, in Anthropic's messages."""
 
     @property
     def text(self) -> str:

@@ -163,7 +163,13 @@ class ProgramTools:
             return
         waiting = self._waiting.pop(before)
         before.tool_results = tuple(
-            ToolResult(called.name, _spelled(called), message.text, ok=True, start=before.answered)
+            ToolResult(
+                called.name,
+                _spelled(called),
+                message.text,
+                ok=not message.is_error,
+                start=before.answered,
+            )
             for message in answers
             if (called := waiting.get(str(message.tool_call_id)))
         )
