@@ -23,14 +23,16 @@ NAMES = re.compile(r"\\?[A-Za-z]+")
 PLAIN_NAMES = {
     *("\\frac", "\\dfrac", "\\tfrac", "\\cfrac", "\\sqrt", "\\pi", "\\infty", "\\pm", "\\cup"),
     *("\\cdot", "\\times", "\\left", "\\right", "\\quad", "\\text", "and", "or"),
+    *("\\le", "\\leq", "\\ge", "\\geq", "pmatrix", "bmatrix"),
 }
 """Names that leave nothing to calculate but fractions, roots and products."""
 MATRIX_WORK = re.compile(r"\\end\s*\{\w+\}\s*(?:[^\s\\]|\\(?:begin|cdot|times))")
 """A matrix that is still to be added, multiplied or inverted."""
 UNEQUAL = re.compile(r"(?:[<>!]|\\not)\s*=")
 """What is no equation: `x >= 5`, `\\not= 5`."""
-BASED = re.compile(r"\d\s*_")
-"""A number in another base, `2016_8`: math-verify leaves out the base."""
+AS_WRITTEN = re.compile(r"\d\s*(?:_|\{?:\}?\s*\d\d(?!\d))")
+"""A number in another base, `2016_8`, or a time, `2:40`: math-verify leaves out the base, and
+divides hours by minutes."""
 
 
 async def right(text: str | None, label: Any) -> bool:
@@ -93,7 +95,7 @@ async def same(answer: str, label: str) -> bool:
     if value is not None:
         mine = number(a)
         return mine is not None and close(mine, value)
-    if BASED.search(a + b):
+    if AS_WRITTEN.search(a + b):
         a, b = (re.sub(r"[{}\s]", "", one) for one in (a, b))
         return a == b
     if a == b or not a.isascii():

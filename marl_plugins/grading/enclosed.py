@@ -8,31 +8,31 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from itertools import islice
 from typing import Any
 
 MOST_OBJECTS = 20
 """Places of a text at which an object is looked for."""
+OBJECT = re.compile(r'\{\s*"')
+"""How an object with a key begins, and no formula."""
 
 
 def object_in(text: str) -> dict[str, Any] | None:
-    """Returns the first JSON object in a text, of those that begin at its first braces; None where
-    there is none.
+    """Returns the first JSON object in a text that has a key, of those that begin at its first
+    braces; None where there is none.
 
     Numbers that are not finite, and texts that are no Unicode, make it none: neither could be shown
     to anybody.
     """
     decoder = json.JSONDecoder(parse_constant=_refused, parse_float=_finite)
-    begin = -1
-    for _ in range(MOST_OBJECTS):
-        begin = text.find("{", begin + 1)
-        if begin < 0:
-            return None
+    for begin in islice(OBJECT.finditer(text), MOST_OBJECTS):
         try:
-            value, _ = decoder.raw_decode(text, begin)
+            value: dict[str, Any] = decoder.raw_decode(text, begin.start())[0]
             json.dumps(value, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
             continue
-        return value if isinstance(value, dict) else None
+        return value
     return None
 
 

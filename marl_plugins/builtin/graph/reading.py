@@ -102,8 +102,8 @@ class ReadForm:
         """Returns an answer in this form."""
         match self.form:
             case "json":
-                name = {self.name: ["a word"]} if self.name else {}
-                return json.dumps(name | {key: SAMPLES[kind] for key, kind in self.keys.items()})
+                stated = {key: SAMPLES[kind] for key, kind in self.keys.items()}
+                return json.dumps({self.name or "key": ["a word"], **stated})
             case "tag":
                 return f"<{self.name}>a word</{self.name}>"
             case "code":
