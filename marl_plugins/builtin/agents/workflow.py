@@ -32,7 +32,7 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.trajectory import Action, Task
 from marl_plugins.core.workflow import RoleCalls, Roles, Tools, calls_of
 from marl_plugins.engine.plan.scripted_roles import ScriptedChat
-from marl_plugins.engine.plan.workflow_file import Attempt, Explorer, WorkflowFile
+from marl_plugins.engine.plan.workflow_file import Explorer, WorkflowFile
 from marl_plugins.sandbox.levels import try_bubblewrap
 
 LOST = "program"
@@ -137,9 +137,6 @@ class ProgramExplorer(Explorer):
 
     def __init__(self, workflow: AgentWorkflow):
         self._workflow = workflow
-
-    def attempts(self) -> Iterator[Attempt]:
-        yield from ()
 
     def remarks(self) -> list[Problem]:
         if not self._workflow.ignored:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from marl_plugins.builtin.graph.executor import Decide
 from marl_plugins.builtin.graph.expressions import Expression, Scope
 from marl_plugins.builtin.graph.nodes import BodyNode, Graph, LoopNode, Node, RoleCallNode, ToolNode
-from marl_plugins.core.problems import Problem
 from marl_plugins.core.workflow import Workflow
 from marl_plugins.engine.plan.script import TOOL, FailureText
 from marl_plugins.engine.plan.workflow_file import Attempt, Explorer
@@ -105,6 +104,3 @@ class GraphExplorer(Explorer):
                 if value not in self.met.get(condition, ()) and (condition, value) not in tried:
                     return condition, value
         return None
-
-    def remarks(self) -> list[Problem]:
-        return []

@@ -240,9 +240,6 @@ def python_tool_of(run: Run, user: str = "") -> Tool:
     return python_tool(settings_of(run)[0], programs_of(run), workspace)
 
 
-tool_of = python_tool_of  # its name in recipes of recorded runs
-
-
 def find_programs(text: str) -> list[str]:
     """Returns all fenced Python programs in an answer."""
     return FENCE.findall(text)
