@@ -28,8 +28,11 @@ def said(role, prompt):
 
 
 def shown(value):
-    texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
-    return "\n\n".join(value) if texts else json.dumps(value) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    if not any(isinstance(item, str) for item in value):
+        return json.dumps(value)
+    return "\n\n".join(str(shown(item)) for item in value)
 
 
 def names(value, hard=True):
@@ -136,6 +139,7 @@ class Interpreter:
             can.sort(key=place.get)
             cooling = {name: until for name, until in cooling.items() if name not in can}
             if "stop" in graph and tries and holds(graph["stop"]):
+                scope |= {name: last[name] for name in (*can, *cooling) if name in last}
                 break
             for name in list(can):
                 if not covered(name):

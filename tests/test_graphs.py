@@ -42,12 +42,15 @@ def value(text, **names):
         ("1 < a <= 3 and a in [2, 3] and b is None", {"a": 3, "b": None}, True),
         ("join([a, {'x': 1}], ', ')", {"a": "b"}, 'b, {"x": 1}'),
         ("most_common(['b', 'a', 'b', 'a'])", {}, "a"),
+        ("most_common([a, None, {'x': 1}, None, 'three', a])", {"a": 3}, 3),
+        ("most_common([None])", {}, None),
         ("matches('^y', lower(strip(a)))", {"a": " Yes "}, True),
         ("round(mean([1, 2]) * 2) % 2 + len(unique([1, 1])) // 1", {}, 2),
         ("first(a, b, 'none')", {"a": Absence(""), "b": Result(7)}, 7),
         ("first(a.text, 'none')", {"a": Absence("")}, "none"),
         ("[ran(a), ran(b)]", {"a": Absence(""), "b": 0}, [False, True]),
         ("a.text + a.output", {"a": Result(1, "one", " two")}, "one two"),
+        ("[a.text, a.ok]", {"a": {"text": "one"}}, ["one", True]),
     ],
 )
 def test_expressions_are_pythons(text, names, expected):
@@ -103,6 +106,11 @@ def test_values_that_an_expression_does_not_take_are_named_with_the_line(text, n
         ),
         (ReadForm("json", "", {"n": "number"}), '{"n": true}', ('{"n": true}', False)),
         (ReadForm("json"), 'a {brace} then {"x": {"y": 1}}', ({"x": {"y": 1}}, True)),
+        (
+            ReadForm("json"),
+            "${}^{14}C$, " + "\\frac{1}{2} " * 20 + '{ "x": 1}',
+            ({"x": 1}, True),
+        ),
         (ReadForm("json"), '{"x": 1e999}', ('{"x": 1e999}', False)),
         (ReadForm("tag", "a"), "<a>1</a> <a>2 <a>3</a></a>", ("3", True)),
         (ReadForm("code", "python"), "```python\n1\n```\n```sh\n2\n```", ("1", True)),
@@ -229,7 +237,7 @@ def test_a_loop_ends_and_hands_on_who_ended_it(tmp_path):
 def test_a_map_keeps_the_order_and_leaves_out_what_gave_nothing(tmp_path):
     text = """
         nodes:
-          list: {role: a, with: {q: task.prompt}, read: {as: json.items, most: 3, default: []}}
+          list: {role: a, with: {q: task.prompt}, read: {as: json.items, keys: {items: list}, most: 3, default: []}}
           each:
             map:
               over: list
@@ -336,6 +344,36 @@ def test_a_budget_covers_nodes_of_higher_priority_first(tmp_path, priorities, ru
     assert "".join(sorted(parents)) == runs
 
 
+def test_a_stop_between_two_tries_leaves_the_last_one(tmp_path):
+    text = """
+        stop: done >= 1
+        nodes:
+          draft: {role: a, with: {q: task.prompt}, retry: {most: 3, while: not draft.ok, cooldown: COOLDOWN}, read: tag.text}
+          other: {role: b, with: {q: "'x'"}}
+          never: {role: b, with: {q: draft}}
+        give: first(never, draft, other)
+    """
+    for cooldown in "02":
+        trajectory, parents = ran(
+            tmp_path, text.replace("COOLDOWN", cooldown), says(a="words", b="x")
+        )
+        assert trajectory.answer == "words" and set(parents) == {"draft", "other"}
+
+
+def test_a_list_with_a_text_in_it_is_shown_as_texts(tmp_path):
+    text = """
+        nodes:
+          check: {role: a, with: {q: "[1, 2]"}, read: json}
+          better: {role: b, with: {q: "['one', check, [1]]"}}
+        give: better
+    """
+    trajectory, _ = ran(tmp_path, text, says(a='{"fine": true}', b="x"))
+    assert [a.shown[0][1] for a in trajectory.actions] == [
+        "[1, 2]",
+        'one\n\n{"fine": true}\n\n[1]',
+    ]
+
+
 @pytest.mark.parametrize(
     ("node", "kind"),
     [
@@ -437,6 +475,22 @@ def test_all_that_is_wrong_with_a_graph_is_said_at_once_by_file_and_line(tmp_pat
     [
         ("nodes: {x: {let: 1, once: ran(x)}}\ngive: x", "graph.cycle"),
         ("nodes: {x: {let: y.z}, y: {graph: other.yaml}}\ngive: x", "graph.file"),
+        (
+            "nodes: {x: {role: a, with: {q: task.prompt}, read: {as: json, keys: {ok: truth}}}}\ngive: x",
+            "graph.read",
+        ),
+        (
+            "nodes: {x: {role: a, with: {q: task.prompt}, read: json}, y: {let: x.score}}\ngive: y",
+            "graph.attribute",
+        ),
+        *(
+            (
+                f"nodes: {{x: {{role: a, with: {{q: task.prompt}}, read: {read}}}, "
+                f"y: {{map: {{over: {over}, most: 3, nodes: {{z: {{let: item}}}}, give: z}}}}}}\ngive: str(y)",
+                "graph.read",
+            )
+            for read, over in (("json.text", "x"), ("{as: json, keys: {b: list}}", "x.a + x.b"))
+        ),
         ("[1]", "recipe.value"),
         ("nodes: {x: {let: 1}", "recipe.not_yaml"),
     ],

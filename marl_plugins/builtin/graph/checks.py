@@ -9,6 +9,7 @@ from marl_plugins.builtin.graph.expressions import Expression
 from marl_plugins.builtin.graph.files import Spot
 from marl_plugins.builtin.graph.grammar import ReadConfig, ToolSpec
 from marl_plugins.builtin.graph.reading import FORM, FORMS, ReadForm
+from marl_plugins.builtin.graph.values import Result
 from marl_plugins.core.cases import CaseGenerator, CaseSection
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.run import Run
@@ -109,4 +110,10 @@ def reading_of(
     elif config.keys and form != "json":
         got = f"`keys` are a JSON object's, not {form}'s"
         problems.append(Problem("graph.read", where, got, fix="as: json"))
+    elif not name and (shadowed := [key for key in config.keys if key in Result.READ]):
+        got = (
+            f"keys {', '.join(shadowed)}: NODE.{shadowed[0]} is what every answer has, not the key"
+        )
+        fix = "give them other names, in the prompt too"
+        problems.append(Problem("graph.read", where, got, fix=fix))
     return ReadForm(form, name, config.keys, default, config.most), problems

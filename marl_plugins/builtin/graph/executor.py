@@ -293,8 +293,11 @@ class Rounds(Progress):
         for index in self.frontier:
             self.cooling.pop(index, None)
         if graph.stop is not None and self.tries and self._stopped(graph.stop):
-            self.frontier, self._kept, self.cooling, self.ready = [], [], {}, []
             self.waiting = []
+            for index in {*self.frontier, *self.cooling} & self.last.keys():
+                last = self.last[index]
+                self._settle(index, last.of(union((last.sources, self.decided))))
+            self.frontier, self._kept, self.cooling, self.ready = [], [], {}, []
             return
         covered = []
         for index in self.frontier:

@@ -57,8 +57,9 @@ def _of_numbers(operator: str, calculate: Callable[[Any, Any], Any]) -> Callable
 
 
 def _most_common(items: Sequence[Any]) -> Any:
-    """The most frequent item, of several the first by value; None of no items."""
-    return max(sorted(set(items)), key=list(items).count) if items else None
+    """The most frequent item but for None, of several the first as a text; None of no items."""
+    votes = sorted((item for item in items if item is not None), key=repr)
+    return max(votes, key=votes.count, default=None)
 
 
 def _join(items: Any, between: str = "\n") -> str:
@@ -94,7 +95,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "first": _first,
 }
 """What expressions may call. `ran` and `first` may be given nodes that did not run."""
-SOFT = ("ran", "first")
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 _KNOWN: Mapping[str, Any] = {
     "plain": plain,

@@ -31,7 +31,7 @@ class GraphPart(Model):
 class ReadConfig(GraphPart):
     """The way in which an answer is read."""
 
-    EXAMPLE: ClassVar[str] = "{as: json.queries, default: []}"
+    EXAMPLE: ClassVar[str] = "{as: json.queries, keys: {queries: list}, default: []}"
 
     form: str = pydantic.Field("raw", alias="as")
     """`raw`, `json` (an object), `json.KEY`, `tag.NAME` (the last `<NAME>...</NAME>`), `code` or
@@ -130,8 +130,8 @@ class RoleNode(NodeConfig):
     role: str
     """Name of the role."""
     fields: dict[str, Value] = pydantic.Field({}, alias="with", examples=["{problem: task.prompt}"])
-    """The fields of its prompt. A list of texts is joined with blank lines; a mapping is shown as
-    JSON."""
+    """The fields of its prompt. A list with a text in it is joined with blank lines; any other list
+    and a mapping are shown as JSON."""
     read: ReadConfig = ReadConfig()
     """How the answer is read; the node's value is what was read."""
     case: str | None = pydantic.Field(None, examples=["addition"])

@@ -114,6 +114,7 @@ class Level:
 
     def _check_attribute(self, name: str, read: str, spot: Spot) -> None:
         """Notes the problem with what an expression reads of a name, as far as that is known."""
+        is_json = False
         if name == TASK:
             if read == "label":
                 got, fix = "it reads task.label", "remove it: labels are for graders"
@@ -130,14 +131,14 @@ class Level:
                 return
             how = spec.get("read", "raw")
             form = how.get("as", "raw") if isinstance(how, dict) else how
-            if "role" in spec and str(form).startswith("json"):
+            is_json = "role" in spec and str(form).startswith("json")
+            if is_json and read not in Result.READ:
                 return
             valid = (*Result.READ[:-2], *(["score"] if spec.get("case") else []))
         if read not in valid:
+            fix = f"a key of its JSON is {name}[{read!r}]" if is_json else meant(read, valid)
             self.problems.append(
-                Problem(
-                    "graph.attribute", spot.where, f"{name} has no {read!r}", fix=meant(read, valid)
-                )
+                Problem("graph.attribute", spot.where, f"{name} has no {read!r}", fix=fix)
             )
 
 

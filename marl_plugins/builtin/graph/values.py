@@ -86,15 +86,16 @@ def plain(value: Any) -> Any:
 
 
 def attribute(value: Any, name: str) -> Any:
-    """Returns `value.name` of an expression: of a result, or an entry of a mapping; of what was
-    skipped it is that itself.
+    """Returns `value.name` of an expression: of a result, or an entry of a mapping, which comes
+    first where nobody has answered it; of what was skipped it is that itself.
 
     Raises:
         AttributeError: It has none.
         KeyError: The mapping has no such entry.
     """
     if isinstance(value, Result):
-        if name in Result.READ:
+        entries = value.value if value.action is None and isinstance(value.value, dict) else ()
+        if name in Result.READ and name not in entries:
             return getattr(value, name)
         value = value.value
     if isinstance(value, Absence):
@@ -121,12 +122,12 @@ def kind_of(value: Any) -> str:
 
 
 def as_field(value: Any) -> Any:
-    """Returns a value as a role is given it: a text, or a list of texts, which is joined with blank
-    lines; mappings become JSON."""
+    """Returns a value as a role is given it: a text, or a list with a text in it as texts, which
+    are joined with blank lines; other lists and mappings become JSON."""
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return value
+    if isinstance(value, list) and (not value or any(isinstance(item, str) for item in value)):
+        return [as_text(item) for item in value]
     return as_json(value) if isinstance(value, list | dict) else str(value)
 
 
