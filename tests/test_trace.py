@@ -174,22 +174,12 @@ def test_spans_are_the_trace_with_its_links(recorded, tmp_path):
     assert links == sum(len(action.parents) for action in trace)
 
 
-@pytest.mark.parametrize(
-    ("change", "part"),
-    [
-        (
-            lambda record: record["actions"][0].pop("times"),
-            "has no times, because an earlier release has written it",
-        ),
-        (lambda record: record.update(schema=0), "schema 0"),
-    ],
-)
-def test_a_record_that_cannot_be_traced_is_named(recorded, tmp_path, capsys, change, part):
+def test_a_record_that_cannot_be_read_is_named(recorded, tmp_path, capsys):
     records = lines(recorded, "trajectories.jsonl")
-    change(records[1])
+    records[1]["schema"] = 0
     (tmp_path / "trajectories.jsonl").write_text(
         "".join(json.dumps(record) + "\n" for record in records)
     )
     assert main(["export", str(tmp_path), *TRACE, "-"]) == 2
     said = capsys.readouterr().err
-    assert f"{tmp_path}/trajectories.jsonl:2: cannot be " in said and part in said
+    assert f"{tmp_path}/trajectories.jsonl:2: cannot be " in said and "schema 0" in said

@@ -6,7 +6,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from marl_plugins.core.findings import Finding, error_if, ok
+from marl_plugins.core.findings import Finding, check_extra, error_if, ok
 
 
 def check_trackers(logger: Any) -> list[Finding]:
@@ -15,18 +15,10 @@ def check_trackers(logger: Any) -> list[Finding]:
     Args:
         logger: The run's `--logger` flags, or None.
     """
-    findings = []
     uses_tensorboard = bool(logger and logger.tensorboard_dir)
     uses_wandb = bool(logger and logger.wandb.key)
-    if find_spec("tensorboard"):
-        findings.append(ok("tensorboard", "installed: --logger.tensorboard_dir FOLDER"))
-    else:
-        fix = "pip install 'openrlhf-marl[tensorboard]'"
-        findings.append(
-            error_if(
-                uses_tensorboard, "tensorboard", "not installed, for --logger.tensorboard_dir", fix
-            )
-        )
+    what = "--logger.tensorboard_dir FOLDER"
+    findings = [check_extra("tensorboard", ["tensorboard"], what, uses_tensorboard)]
     if find_spec("wandb"):
         findings.append(ok("wandb", "installed: --logger.wandb.key KEY"))
     else:

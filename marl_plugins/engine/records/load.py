@@ -17,7 +17,7 @@ PARTS = 10
 def load_of(run: RunReader, step: int) -> dict[str, list[float]]:
     """Returns, by policy, the number of its requests in a step, the share of the time to the last
     answer in which any was in flight, and the mean of those in flight in each tenth of that time;
-    nothing of a step that was recorded without times."""
+    nothing where there is no record."""
     try:
         asked = [action for action in trace_of(run, Filter((step, step))) if action.policy]
     except ConfigurationError:

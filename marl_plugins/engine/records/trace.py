@@ -20,8 +20,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.trajectory import ToolResult, Trajectory
 from marl_plugins.engine.records.read import EVERYTHING, Filter, RunReader
 
@@ -72,28 +70,17 @@ def trace_of(run: RunReader, selection: Filter = EVERYTHING) -> Iterator[TracedA
             is asked for.
 
     Raises:
-        ConfigurationError: A file is missing, or a line cannot be traced.
+        ConfigurationError: A file is missing, or a line cannot be read.
     """
     for _, steps in groupby(run.recorded(selection), lambda record: record.step):
         actions: list[TracedAction] = []
         for record in steps:
-            try:
-                actions += traced(record.value, selection)
-            except ValueError as error:
-                raise ConfigurationError(
-                    Problem(
-                        "trace.untraceable", at(line=record.place), f"cannot be traced: {error}"
-                    )
-                ) from None
+            actions += traced(record.value, selection)
         yield from sorted(actions, key=lambda action: action.start)
 
 
 def traced(trajectory: Trajectory, selection: Filter = EVERYTHING) -> Iterator[TracedAction]:
-    """Yields the actions of a trajectory, and the calls of its workflow.
-
-    Raises:
-        ValueError: It was recorded without times.
-    """
+    """Yields the actions of a trajectory, and the calls of its workflow."""
     of: dict[str, Any] = {
         "step": trajectory.step,
         "task": trajectory.task.id,
@@ -109,8 +96,6 @@ def traced(trajectory: Trajectory, selection: Filter = EVERYTHING) -> Iterator[T
     for action in filter(selection.has_action, trajectory.actions):
         if action.replayed:
             continue  # nobody was asked for it
-        if not action.end:
-            raise ValueError("it has no times, because an earlier release has written it")
         yield TracedAction(
             **of,
             action=action.path,

@@ -118,8 +118,6 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
             raise ValueError(f"{got}, which does not stand before it")
         actions[action_record["action"]] = _action(action_record, actions)
     trajectory.actions = tuple(actions.values())
-    if "actions_scored" not in record:
-        trajectory.actions_scored = any(a.score is not None for a in trajectory.actions)
     return trajectory
 
 
