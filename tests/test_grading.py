@@ -169,36 +169,12 @@ def test_programs_that_meet_the_same_checks_one_after_the_other_do_not_share_ans
 
     async def all_of():
         checker = Checker(seconds=5)
-        programs = [RIGHT, RIGHT.replace("+ 1", "+ 2"), RIGHT, "raise SystemExit", None, RIGHT]
+        programs = [RIGHT, RIGHT.replace("+ 1", "+ 2"), RIGHT, "raise SystemExit", RIGHT]
         found = [(await checker.passed(program, CHECKS)).passed for program in programs]
         await checker.close()
         return found
 
-    assert asyncio.run(all_of()) == [True, False, True, False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("checks", "fail"),
-    [
-        *[
-            ("assert f(1) == 3", True),
-            ("assert f(1) == f(1)", False),
-        ],
-        *[
-            ("raise SystemExit", False),
-            ("f(1)", False),
-        ],
-    ],
-)
-def test_checks_of_nothing_pass_a_program_that_returns_nothing(checks, fail):
-    async def asked():
-        checker = Checker(seconds=2)
-        try:
-            return await checker.fail_without(checks)
-        finally:
-            await checker.close()
-
-    assert asyncio.run(asked()) is fail
+    assert asyncio.run(all_of()) == [True, False, True, False, True]
 
 
 # --- deadlines

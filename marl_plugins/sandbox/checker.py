@@ -36,8 +36,6 @@ from marl_plugins.sandbox.program import Limits, Program, ProgramResult
 from marl_plugins.sandbox.section import SandboxConfig
 
 SOURCE = Path(__file__).with_name("checker_programs.py").read_text()
-FUNCTION, NONE = '{"callable": true}', '{"value": null}'
-"""Answers of a program whose functions all return None."""
 MAX_DEPENDENT_ROUNDS = 50
 """Maximum number of times that checks ask for answers which depend on answers before."""
 REMEMBERED_CHECKS, REMEMBERED_CHARS = 1000, 20_000
@@ -90,12 +88,12 @@ class Checker:
         self._first_asked: dict[tuple[str, ...], list[str]] = {}
         """By checks, what they ask of a program of which they know nothing, the latest last."""
 
-    async def passed(self, program: str | None, checks: str) -> CheckResult:
+    async def passed(self, program: str, checks: str) -> CheckResult:
         """Runs checks on a program.
 
         Args:
             program: Python that defines what the checks use, loaded as a module (`__name__` is not
-                `__main__`); None: one whose functions all return None.
+                `__main__`).
             checks: Python with `assert`, functions `test_*` without parameters, and test classes. A
                 name that they do not define is the program's; `alike` is ours
                 (checker_programs.py). What they give the program and get from it are plain values:
@@ -111,7 +109,7 @@ class Checker:
         status, _, reason = ended.partition(" ")
         return CheckResult(status == "passed", reason, broken=status not in ("passed", "failed"))
 
-    async def pass_rate(self, program: str | None, checks: Sequence[str]) -> float:
+    async def pass_rate(self, program: str, checks: Sequence[str]) -> float:
         """Returns the share of several checks that a program passes, in [0, 1]; each is run on its
         own, as `passed` runs one.
 
@@ -127,9 +125,7 @@ class Checker:
             0.0 if isinstance(ended, CheckResult) else ended.split().count("passed") / len(checks)
         )
 
-    async def _ended(
-        self, what: str, program: str | None, checks: str | list[str]
-    ) -> str | CheckResult:
+    async def _ended(self, what: str, program: str, checks: str | list[str]) -> str | CheckResult:
         """Returns how checks ended, in the words of checker_programs.py; or why they did not."""
         known: list[tuple[str, str]] = []
         left = self._limits.seconds
@@ -140,17 +136,12 @@ class Checker:
                 # with a program's answers, the program may be to blame: they can be as long as it
                 # likes
                 if not report:
-                    return CheckResult(
-                        False, _why(completed, "the checks"), broken=program is None or not known
-                    )
+                    return CheckResult(False, _why(completed, "the checks"), broken=not known)
                 status, *unknown = report
                 if status != "asks":
                     return status
             if not known:
                 self._remember(these, unknown)
-            if program is None:
-                known += [(call, NONE if '"given": ' in call else FUNCTION) for call in unknown]
-                continue
             calls = [*(call for call, _ in known), *unknown]
             limits = replace(self._limits, seconds=max(left, 0.1))
             completed, answers = await self._run(
@@ -175,12 +166,6 @@ class Checker:
         self._first_asked[these] = unknown
         if len(self._first_asked) > REMEMBERED_CHECKS:
             del self._first_asked[next(iter(self._first_asked))]
-
-    async def fail_without(self, checks: str) -> bool:
-        """Returns whether checks fail a program whose functions all return None; those that do not
-        have checked nothing."""
-        result = await self.passed(None, checks)
-        return not (result.passed or result.broken)
 
     async def close(self) -> None:
         """Ends the sandbox of the running event loop; what nobody closes ends with this process."""

@@ -89,10 +89,8 @@ def prepared(program: str, tests: str) -> str:
     name = asked[1] if asked else ""
     parts = [program]
     if name == "printed":
-        parts = [
-            "from collections.abc import Callable",
-            *map(inspect.getsource, (in_words, said_by)),
-        ]
+        ours = [inspect.getsource(in_words), inspect.getsource(said_by)]
+        parts = ["from collections.abc import Callable", *ours]
         parts += [f"RUNS = {{}}\nexec({inspect.getsource(run_program)!r}, RUNS)"]
         run = f"said_by({program!r}, stdin, RUNS['run_program'])"
         parts += [f"def printed(stdin):\n    return {run}"]
