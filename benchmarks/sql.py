@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from hostile_programs import Stalls
 from hostile_queries import REFUSED, SLOW_STEPS, STOPPED
 
-from marl_plugins.builtin.tools.sql.queries import ask, sql_tool
+from marl_plugins.builtin.tools.sql.queries import query_database, sql_tool
 from marl_plugins.builtin.tools.sql.section import SqlToolConfig
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.recipe.shipped import recipes_root
@@ -111,7 +111,7 @@ def attack(database: Path) -> None:
         times = {}
         for name, query in queries.items():
             started = time.thread_time()
-            answer = ask(database, query, CONFIG)
+            answer = query_database(database, query, CONFIG)
             times[name] = time.thread_time() - started
             assert answer.problem
         slowest = max(times, key=lambda name: times[name])

@@ -165,6 +165,17 @@ def test_a_late_call_leaves_the_others_their_session():
     use(work, seconds=5)
 
 
+def test_a_server_that_answers_in_turn_loses_no_call():
+    """As many calls wait for it as it takes; the others wait here, where no limit counts it."""
+
+    async def work(server):
+        calls = (server.run(call("echo_in_turn", text=str(n), seconds=0.05)) for n in range(60))
+        assert [r.output for r in await asyncio.gather(*calls)] == [str(n) for n in range(60)]
+        assert (await server.run(call("attached"))).output == "the page"
+
+    use(work, seconds=1, concurrency=4)
+
+
 def test_a_server_may_start_late_and_break_the_protocol():
     """`seconds` is a call's; what no client understands, also when it is asked whether it is alive,
     is the server's fault."""

@@ -16,7 +16,7 @@ from refusals import refused
 
 from marl_plugins.builtin.tools.sql import queries as sql
 from marl_plugins.builtin.tools.sql.queries import (
-    ask,
+    query_database,
     read_call,
     sql_tool,
 )
@@ -98,7 +98,7 @@ def test_the_last_line_holds_the_parameters(text, expected):
 )
 def test_it_gives_what_sqlite_gives(shop, columns, status, customer):
     query = f"SELECT {', '.join(columns)} FROM orders WHERE status = ? AND customer < ? ORDER BY id"
-    answer = ask(shop, f'{query}\n["{status}", {customer}]', CONFIG)
+    answer = query_database(shop, f'{query}\n["{status}", {customer}]', CONFIG)
     plain = sqlite3.connect(shop)
     expected = plain.execute(query, (status, customer)).fetchall()
     plain.close()
@@ -138,13 +138,17 @@ def test_only_the_tables_that_agents_may_read_can_be_read(shop):
             "SELECT count(*) FROM SECRETS",
         ),
         "SELECT id FROM orders WHERE EXISTS (SELECT 1 FROM secrets WHERE label > 'a')",
+        "WITH orders AS (SELECT * FROM secrets) SELECT * FROM orders",
+        'WITH "Orders"(label) AS MATERIALIZED (SELECT label FROM secrets) SELECT * FROM orders',
     ):
-        problem = ask(shop, query, config).problem
+        problem = query_database(shop, query, config).problem
         assert "prohibited" in problem or "a query can only read orders" in problem, query
-    assert not ask(shop, "WITH t AS (SELECT 1 FROM orders) SELECT count(*) FROM t", config).problem
+    assert not query_database(
+        shop, "WITH t AS (SELECT 1 FROM orders) SELECT count(*) FROM t", config
+    ).problem
     view = CONFIG.model_copy(update={"tables": ["open_orders"]})
-    assert not ask(shop, "SELECT id, label FROM open_orders", view).problem
-    assert "prohibited" in ask(shop, "SELECT label FROM secrets", view).problem
+    assert not query_database(shop, "SELECT id, label FROM open_orders", view).problem
+    assert "prohibited" in query_database(shop, "SELECT label FROM secrets", view).problem
 
 
 # What is refused
@@ -153,7 +157,7 @@ def test_only_the_tables_that_agents_may_read_can_be_read(shop):
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_hostile_query_is_refused_and_changes_nothing(name, shop):
     before = state(shop.parent)
-    answer = ask(shop, REFUSED[name], CONFIG)
+    answer = query_database(shop, REFUSED[name], CONFIG)
     assert answer.problem and not answer.stopped
     assert state(shop.parent) == before
 
@@ -163,12 +167,12 @@ def test_a_query_without_end_is_stopped_and_the_next_one_is_answered(name, shop,
     before = state(shop.parent)
     if name in STOPPED:  # by steps alone, also on a slow machine
         monkeypatch.setattr(sql, "CPU_SECONDS", 60.0)
-    answer = ask(shop, (STOPPED | SLOW_STEPS)[name], CONFIG)
+    answer = query_database(shop, (STOPPED | SLOW_STEPS)[name], CONFIG)
     assert (
         answer.stopped in ("steps", "seconds") if name in SLOW_STEPS else answer.stopped == "steps"
     )
     assert state(shop.parent) == before
-    assert ask(shop, "SELECT count(*) FROM orders", CONFIG).rows == [(200,)]
+    assert query_database(shop, "SELECT count(*) FROM orders", CONFIG).rows == [(200,)]
 
 
 # Files, threads, plan

@@ -3,6 +3,9 @@
 import asyncio
 import os
 import sys
+import time
+
+from mcp.types import EmbeddedResource, TextResourceContents
 
 PORT = int(sys.argv[1]) if len(sys.argv) > 1 else 0
 try:
@@ -53,6 +56,20 @@ async def note(text: str) -> str:
     """Keeps a text; says all that were kept, and by which process."""
     notes.append(text)
     return f"{os.getpid()} {','.join(notes)}"
+
+
+@server.tool()
+async def echo_in_turn(text: str, seconds: float) -> str:
+    """Says a text after some time, in which nobody else is answered."""
+    time.sleep(seconds)  # noqa: ASYNC251
+    return text
+
+
+@server.tool()
+async def attached() -> EmbeddedResource:
+    """Attaches a text."""
+    resource = TextResourceContents(uri="file:///page.md", mimeType="text/plain", text="the page")
+    return EmbeddedResource(type="resource", resource=resource)
 
 
 @server.tool()

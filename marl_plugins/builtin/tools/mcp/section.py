@@ -40,6 +40,8 @@ class MCPServerConfig(Model):
     """Each trajectory has a session (and a process) of its own, for a server with a state."""
     seconds: float = pydantic.Field(30.0, gt=0)
     """A call that takes longer is lost to infrastructure, with its trajectory."""
+    concurrency: int = pydantic.Field(16, ge=1)
+    """Most calls at the same time; others wait, which counts for no limit."""
     output_chars: int = pydantic.Field(2000, ge=100)
     """Longer output keeps its head and its tail."""
     calls_per_answer: int = pydantic.Field(16, ge=1)

@@ -37,7 +37,9 @@ from marl_plugins.asking.prompts import shorten
 from marl_plugins.builtin.tools.mcp.offers import functions_of, leave_unchecked, wrong_offers
 from marl_plugins.builtin.tools.mcp.section import MCPServerConfig
 from marl_plugins.core.calls import parse_call
+from marl_plugins.core.deadlines import in_turn
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, leaves_of, nearest
+from marl_plugins.core.machine_limits import usable_cores
 from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.redaction import Redaction, shown_url
 from marl_plugins.core.tools import Function, Tool, ToolCall
@@ -124,7 +126,8 @@ class MCPServer:
         self.config = config
         self.folder = folder
         self.functions: tuple[Function, ...] = ()
-        self.starting = asyncio.Semaphore(os.cpu_count() or 1)
+        self.starting = asyncio.Semaphore(usable_cores())
+        self.calling = asyncio.Semaphore(config.concurrency)
         self.redaction = Redaction(
             [os.environ.get(v, "") for v in config.variables], url=_filled(config.url)
         )
@@ -161,8 +164,9 @@ class MCPServer:
         names = [function.name for function in self.functions]
         if names and made.name not in names:
             return False, f"there is no tool {made.name!r}{nearest(made.name, names)}"
-        session: MCPSession = call.session or self.session()
-        return await session.call(made.name, dict(made.arguments))
+        async with in_turn(self.calling):
+            session: MCPSession = call.session or self.session()
+            return await session.call(made.name, dict(made.arguments))
 
     def session(self) -> MCPSession:
         """Returns the session that all trajectories share; a new one where it has ended."""
@@ -434,11 +438,14 @@ async def _listed(client: Client) -> list[Function]:
 
 
 def _text_of(result: CallToolResult) -> str:
-    """Returns what a result says; of pictures and the like only that there was one."""
+    """Returns what a result says, texts of resources included; of pictures and the like only that
+    there was one."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
+    texts = [getattr(block, "resource", block) for block in result.content]
     return "\n".join(
-        block.text if block.type == "text" else f"[{block.type}]" for block in result.content
+        getattr(text, "text", f"[{block.type}]")
+        for text, block in zip(texts, result.content, strict=True)
     )
 
 

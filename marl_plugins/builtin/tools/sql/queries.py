@@ -181,9 +181,6 @@ def query_database(database: Path, text: str, config: SqlToolConfig) -> QueryRes
         ) from error
 
 
-ask = query_database  # its name in recipes of recorded runs
-
-
 def read_call(text: str) -> tuple[str, list[Any]]:
     """Returns the query of a call, and its parameters."""
     query, _, last = text.strip().rpartition("\n")
@@ -205,7 +202,8 @@ def _answer(
     tables: dict[str, str],
 ) -> QueryResult:
     """Raises `sqlite3.Error` where the database is to blame."""
-    if expansions(query) > MAX_TABLE_COPIES:
+    uses, defined = tables_in_with(query)
+    if expansions(uses, defined) > MAX_TABLE_COPIES:
         return QueryResult(
             problem="the tables in WITH use each other too often; write a shorter query"
         )
@@ -214,6 +212,7 @@ def _answer(
         "sqlite_master",
         "sqlite_schema",
     }
+    views = readable - defined.keys()
     meter = Meter(config)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, config.value_bytes)
     for limit, value in LIMITS.items():
@@ -227,7 +226,7 @@ def _answer(
         if (
             action == sqlite3.SQLITE_READ
             and str(one).lower() not in readable
-            and str(view).lower() not in readable
+            and str(view).lower() not in views  # SQLite calls tables in WITH views, too
         ):
             # a table in WITH of which no column is read is asked for, too
             return sqlite3.SQLITE_DENY if two or str(one).lower() in tables else sqlite3.SQLITE_OK
@@ -348,13 +347,8 @@ TOKEN = re.compile(
 )
 
 
-def expansions(query: str) -> float:
-    """Counts how often the tables in WITH are copied into each other, at most: SQLite does so
-    before it begins to count steps.
-
-    Sixteen tables that each name the one before twice are 65,536 copies, a second; twenty-four are
-    some minutes.
-    """
+def tables_in_with(query: str) -> tuple[Counter[str], Counter[str]]:
+    """Returns how often each name stands in a query, and how often it is defined in WITH."""
     tokens = [
         match[0].strip("'\"`[]").lower() for match in TOKEN.finditer(query) if not match["skip"]
     ]
@@ -370,6 +364,19 @@ def expansions(query: str) -> float:
                     at -= 1
                 at -= 1
             defined[tokens[at]] += 1
+    return uses, defined
+
+
+def expansions(uses: Counter[str], defined: Counter[str]) -> float:
+    """Counts how often the tables in WITH are copied into each other, at most: SQLite does so
+    before it begins to count steps.
+
+    Sixteen tables that each name the one before twice are 65,536 copies, a second; twenty-four are
+    some minutes.
+
+    Args:
+        uses, defined: As of `tables_in_with`.
+    """
     copies = 1.0
     for name, times in defined.items():
         copies *= min(max(1.0, uses[name] / times - 1) ** times, 2.0 * MAX_TABLE_COPIES)
