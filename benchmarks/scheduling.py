@@ -228,18 +228,16 @@ class Gradients:
         self.step.learned |= {row.action for row in rows}
 
 
-def streamed(
-    tasks: int, gradients: bool = False, until: str = "all"
-) -> Callable[[SimulatedStep], StepPart]:
+def streamed(tasks: int, gradients: bool = False) -> Callable[[SimulatedStep], StepPart]:
     """Forward passes during the rollout, of so many tasks at a time, and their gradients."""
     options = SimpleNamespace(
-        streaming=SimpleNamespace(tasks=tasks, until=until, gradients=gradients),
+        streaming=SimpleNamespace(tasks=tasks, gradients=gradients),
         rollout=SimpleNamespace(n_samples_per_prompt=1),
     )
-    run: Any = SimpleNamespace(args=options, state=lambda kind: kind())
+    run: Any = SimpleNamespace(args=options)
 
     def part(step: Any) -> StepPart:
-        made = StreamingPart(run, step)
+        made = StreamingPart(run, step, {})
         gradients: Any = Gradients(step)
         made.gradients = gradients
         return made
@@ -261,10 +259,6 @@ ARMS = {
     ),
     "the same with gradients during it too": Arm(
         in_flight=1, parts=(balanced(balance.idle_to_waiting), streamed(2, gradients=True))
-    ),
-    "the same until the rollout's end": Arm(
-        in_flight=1,
-        parts=(balanced(balance.idle_to_waiting), streamed(2, gradients=True, until="rollout")),
     ),
     "engines change policy by FlexMARL's rule": Arm(
         in_flight=1, parts=(balanced(balance.shortest_to_longest(5)),)

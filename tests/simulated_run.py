@@ -72,6 +72,7 @@ class SimulatedPolicy:
             experience = sequence_experience(sequence)
             experience.action_log_probs = experience.rollout_log_probs
             experience.kl = torch.zeros_like(experience.rollout_log_probs)
+            experience.info["logprobs_diff"] = torch.zeros(1)
             batches.append(([sequence], experience))
         return forwarded(
             self.name, [row for sequence in sequences for row in sequence.rows], batches

@@ -130,6 +130,7 @@ class SimulatedProcesses:
             e.kl = 0.01 * torch.cos(seen).abs() * e.action_mask
             if self.critic:
                 e.values = torch.sin(2 * seen) * e.action_mask
+            e.info["logprobs_diff"] = torch.zeros(1)
             batches.append(([sequence], e))
         return forwarded(self.name, [row for s in sequences for row in s.rows], batches)
 

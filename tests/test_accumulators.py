@@ -171,13 +171,13 @@ def flat(gradients):
 
 
 def in_parts(model, batch, cuts, loss, coefficients, centres, late=True):
-    made = Accumulators(list(model.parameters()), 7, late)
+    made = Accumulators(list(model.parameters()), centres, late)
     for places in cuts:
         policy, rest, advantages, of_key, *_ = losses(
             model, batch, places, torch.float32, loss, coefficients
         )
         present = sorted({k for k in of_key.flatten().tolist() if k >= 0})
-        made.add(policy, advantages, {key: of_key == key for key in present}, centres, rest)
+        made.add(policy, advantages, {key: of_key == key for key in present}, rest)
     return made
 
 
@@ -220,7 +220,7 @@ def test_in_any_parts_and_order_it_is_the_gradient_of_the_full_batch(seed, name,
         max((a - centres.get(key, 0.0)).abs().max().item() for a in batch.advantages) / deviation
         for key, (_, deviation) in statistics.items()
     )
-    near(found.gradient(statistics, *counts(batch, loss), 7), exact, digits)
+    near(found.gradient(statistics, *counts(batch, loss)), exact, digits)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 3))
@@ -239,7 +239,7 @@ def test_final_advantages_need_one_accumulator(seed, keys):
         late=False,
     )
     assert not found.with_ones
-    near(found.gradient({}, *counts(batch, PolicyLoss()), 7), exact)
+    near(found.gradient({}, *counts(batch, PolicyLoss())), exact)
 
 
 def test_a_centre_keeps_what_little_rewards_differ_by():
@@ -255,9 +255,7 @@ def test_a_centre_keeps_what_little_rewards_differ_by():
     for centre in (0.0, 1000.0):
         found = in_parts(model, batch, cuts, PolicyLoss(), (0.0, "k1", 0.0), {0: centre})
         off[centre] = (
-            (flat(found.gradient(statistics, *counts(batch, PolicyLoss()), 7)) - exact)
-            .norm()
-            .item()
+            (flat(found.gradient(statistics, *counts(batch, PolicyLoss()))) - exact).norm().item()
         )
     assert off[1000.0] < off[0.0] / 10
 
@@ -274,8 +272,8 @@ def test_equal_advantages_are_said_to_be_more_than_the_sums_resolve():
         in_parts(model, batch, cuts, PolicyLoss(), (0.0, "k1", 0.0), {0: centre})
         for centre in (0.0, 0.7)
     ]
-    assert flat(off.gradient(statistics, 1.0, 1.0, 7)).norm() > 1e-4
-    assert flat(centred.gradient(statistics, 1.0, 1.0, 7)).norm() == 0
+    assert flat(off.gradient(statistics, 1.0, 1.0)).norm() > 1e-4
+    assert flat(centred.gradient(statistics, 1.0, 1.0)).norm() == 0
     added = {0: Moments(100.0, 0.7, 0.0)}
     assert [resolved(added, {0: centre}, {0: 0.7}, torch.float32) for centre in (0.0, 0.7)] == [
         False,
@@ -303,26 +301,12 @@ def test_the_same_order_gives_the_same_bits():
     one, two = [
         flat(
             in_parts(model, batch, cuts, PolicyLoss(), (0.3, "k3", 0.1), {}).gradient(
-                statistics, 3.0, 3.0, 7
+                statistics, 3.0, 3.0
             )
         )
         for _ in range(2)
     ]
     assert torch.equal(one, two)
-
-
-def test_they_never_cross_a_version_and_keep_their_centres():
-    draw, model, batch = made(6, 1)
-    found = in_parts(
-        model, batch, any_cuts(draw, len(batch.ids)), PolicyLoss(), (0.0, "k1", 0.0), {0: 1.0}
-    )
-    with pytest.raises(ValueError, match="gradients of version 7 cannot update version 8"):
-        found.gradient(statistics_of(batch, 1), 1.0, 1.0, 8)
-    policy, rest, advantages, of_key, *_ = losses(
-        model, batch, [0], torch.float32, PolicyLoss(), (0.0, "k1", 0.0)
-    )
-    with pytest.raises(ValueError, match=r"key 0 was centred at 1\.0 before, and is at 2\.0 now"):
-        found.add(policy, advantages, {0: of_key == 0}, {0: 2.0}, rest)
 
 
 @given(st.integers(0, 10**6), st.sampled_from([None, 1.1, 3.0]))

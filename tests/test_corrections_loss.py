@@ -89,6 +89,7 @@ def prepared_rows(model, seed, corrections):
         experience.action_log_probs = (mine + noise) * experience.action_mask
         experience.base_action_log_probs = (mine - noise) * experience.action_mask
         experience.kl = torch.zeros_like(experience.action_log_probs)
+        experience.info["logprobs_diff"] = torch.zeros(1)
         found.append(([sequence], experience))
     (prepared,) = estimate([forwarded("p", rows, found)], Estimator())
     return prepared, corrected_actions(rows, Numbers(), 10**6)[0]

@@ -399,6 +399,7 @@ def after_forward(rows, clip_range=None):
         experience = sequence_experience(sequence)
         experience.kl = torch.zeros_like(experience.rollout_log_probs)
         experience.action_log_probs = experience.rollout_log_probs
+        experience.info["logprobs_diff"] = torch.zeros(1)
         found.append(([sequence], experience))
     return forwarded("p", rows, found, clip_range=clip_range)
 

@@ -60,8 +60,7 @@ async def at_once(rows):
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_rows_that_were_forwarded_in_parts_are_as_if_they_were_at_once(data):
-    """Conversations cut into any parts; afterwards rows are left out, chosen twice, and have got
-    rewards."""
+    """Conversations cut into any parts; afterwards rows are left out, and have got rewards."""
     count = data.draw(st.integers(1, 5))
     trajectories = [
         conversations(data.draw(st.integers(0, 10**6)), data.draw(st.integers(1, 6)))
@@ -78,7 +77,6 @@ def test_rows_that_were_forwarded_in_parts_are_as_if_they_were_at_once(data):
         if data.draw(st.booleans())
         else possible
     )
-    rows = [*rows, *rows[: data.draw(st.integers(0, 1))]]
     anew = []
 
     async def forward(sequences):
@@ -197,15 +195,12 @@ def arrived(place):
     return trajectory
 
 
-@pytest.mark.parametrize(
-    ("until", "asked"), [("all", ["t1", "t0", "t2"]), ("rollout", ["t1", "t0"])]
-)
-def test_what_the_rollouts_end_leaves_is_done_or_not_as_asked_for(until, asked):
+def test_what_the_rollouts_end_leaves_is_done_after_it():
     async def run():
         policy = Slow()
-        options = SimpleNamespace(tasks=1, until=until, gradients=False)
+        options = SimpleNamespace(tasks=1, gradients=False)
         args = SimpleNamespace(streaming=options, rollout=SimpleNamespace(n_samples_per_prompt=1))
-        run = SimpleNamespace(args=args, state=lambda kind: kind())
+        run = SimpleNamespace(args=args)
         step = SimpleNamespace(
             number=1,
             tasks=[Task(f"t{n}", "p") for n in range(3)],
@@ -214,7 +209,7 @@ def test_what_the_rollouts_end_leaves_is_done_or_not_as_asked_for(until, asked):
             ended=asyncio.Event(),
             forwarded=[],
         )
-        part = StreamingPart(run, step)
+        part = StreamingPart(run, step, {})
         during = asyncio.create_task(part.during_rollout())
         for place in (1, 0):
             part.arrived(arrived(place))
@@ -230,9 +225,9 @@ def test_what_the_rollouts_end_leaves_is_done_or_not_as_asked_for(until, asked):
         return policy.asked, step, part
 
     found, step, part = asyncio.run(run())
-    assert found == [[task] for task in asked]
-    assert [f.rows[0].trajectory.task.id for f in step.forwarded] == asked
-    assert part.metrics() == {"streaming/rows": float(len(asked)), "streaming/hidden": 1.0}
+    assert found == [["t1"], ["t0"], ["t2"]]
+    assert [f.rows[0].trajectory.task.id for f in step.forwarded] == ["t1", "t0", "t2"]
+    assert part.metrics() == {"streaming/rows": 3.0, "streaming/hidden": 1.0}
 
 
 def streaming(tmp_path, tasks):
@@ -258,10 +253,8 @@ def streaming(tmp_path, tasks):
             estimator=ReinforcePlusPlus(),
         )
         if together:
-            trainer.run.args.streaming = SimpleNamespace(
-                tasks=together, until="all", gradients=False
-            )
-            trainer.plugins.parts.append(functools.partial(StreamingPart, trainer.run))
+            trainer.run.args.streaming = SimpleNamespace(tasks=together, gradients=False)
+            trainer.plugins.parts.append(functools.partial(StreamingPart, trainer.run, means={}))
         trainers.append(trainer)
     return trainers
 
@@ -302,8 +295,5 @@ def test_devices_that_are_shared_with_engines_are_refused(monkeypatch):
 
 
 def test_a_resumed_run_may_compute_in_other_portions():
-    one, other = (
-        build_plan(SUMS),
-        build_plan([*SUMS, "--streaming.tasks", "4", "--streaming.until", "rollout"]),
-    )
+    one, other = build_plan(SUMS), build_plan([*SUMS, "--streaming.tasks", "4"])
     assert fingerprint(one) == fingerprint(other)

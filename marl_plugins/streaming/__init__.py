@@ -32,10 +32,14 @@ from typing import TYPE_CHECKING
 
 from marl_plugins import at_least, hookimpl
 from marl_plugins.streaming.checks import check
-from marl_plugins.streaming.previous_means import PreviousMeans
 
 if TYPE_CHECKING:
     from marl_plugins import Problem, Run, Step, StepPart
+
+
+class PreviousMeans(dict[str, float]):
+    """The mean, by normalisation group, of the last version's advantages; those of the next one are
+    near it (accumulators.py)."""
 
 
 @hookimpl
@@ -49,13 +53,6 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="consecutive tasks of a step whose rows are computed together, once all of their "
         "samples have arrived",
-    )
-    group.add_argument(
-        "--streaming.until",
-        choices=["all", "rollout"],
-        default="all",
-        help="how long: until all rows are done, in micro-batches that do not depend on timing; or "
-        "until the rollout ends, and the rest at once, in micro-batches that depend on it",
     )
     group.add_argument(
         "--streaming.gradients",
@@ -78,7 +75,7 @@ def marl_extensions(run: Run) -> Sequence[str]:
 def marl_step(run: Run, step: Step) -> StepPart:
     from marl_plugins.streaming.part import StreamingPart
 
-    return StreamingPart(run, step)
+    return StreamingPart(run, step, run.state(PreviousMeans))
 
 
 @hookimpl

@@ -41,25 +41,23 @@ class Accumulators:
 
     Args:
         parameters: What is trained.
-        version: Of the weights.
+        centres: By key, what is taken off its advantages; 0 where it is missing.
         late: Whether advantages get a mean and deviation afterwards; else they are final, and every
-            G0 is left out.
+            G0 and centre is left out.
     """
 
     parameters: Sequence[Tensor]
-    version: int
+    centres: Mapping[Any, float]
     late: bool = True
     with_advantages: dict[Hashable, Sums] = field(default_factory=dict)
     with_ones: dict[Hashable, Sums] = field(default_factory=dict)
     rest: Sums | None = None
-    centres: dict[Hashable, float] = field(default_factory=dict)
 
     def add(
         self,
         loss: Callable[[Tensor], Tensor],
         advantages: Tensor,
         masks: Mapping[Any, Tensor],
-        centres: Mapping[Any, float],
         rest: Tensor | None = None,
     ) -> None:
         """Adds a micro-batch, whose forward pass has been made.
@@ -69,20 +67,11 @@ class Accumulators:
                 divided yet, of that forward pass.
             advantages: (sequences, tokens), before normalisation.
             masks: By key, the tokens (sequences, tokens) of its rows; none is in two.
-            centres: By key, what is taken off its advantages; the same at every call. 0 where it is
-                missing.
             rest: The part of the loss that needs no advantages, likewise undivided; taken last, and
                 the graph is gone then.
-
-        Raises:
-            ValueError: Another centre than before.
         """
         for key, mask in masks.items():
-            centre = centres.get(key, 0.0) if self.late else 0.0
-            if self.centres.setdefault(key, centre) != centre:
-                raise ValueError(
-                    f"key {key!r} was centred at {self.centres[key]} before, and is at {centre} now"
-                )
+            centre = self.centres.get(key, 0.0) if self.late else 0.0
             inside = mask.bool()
             self._add(
                 self.with_advantages, key, loss(torch.where(inside, advantages - centre, 0.0))
@@ -115,11 +104,7 @@ class Accumulators:
         ]
 
     def gradient(
-        self,
-        statistics: Mapping[Any, tuple[float, float]],
-        count: float,
-        tokens: float,
-        version: int,
+        self, statistics: Mapping[Any, tuple[float, float]], count: float, tokens: float
     ) -> list[Tensor]:
         """Returns the gradient of all that was added, one per parameter.
 
@@ -127,21 +112,13 @@ class Accumulators:
             statistics: By key, mean and deviation of the step's advantages; not needed where they
                 are final.
             count, tokens: N and T, of all rows of the step on all ranks.
-            version: Of the weights that are about to be updated.
-
-        Raises:
-            ValueError: That is another version.
         """
-        if version != self.version:
-            raise ValueError(
-                f"gradients of version {self.version} cannot update version {version}; begin anew"
-            )
         total = self._zeros()
         for key, sums in self.with_advantages.items():
             mean, deviation = statistics[key] if self.late else (0.0, 1.0)
             for place, one in enumerate(sums):
                 part = (
-                    one - (mean - self.centres[key]) * self.with_ones[key][place]
+                    one - (mean - self.centres.get(key, 0.0)) * self.with_ones[key][place]
                     if self.late
                     else one
                 )

@@ -12,7 +12,6 @@ They differ where a plugin or an estimator needs more of a step than it says.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,9 +37,6 @@ from marl_plugins.streaming.accumulators import resolved
 from marl_plugins.streaming.batches import gradient_batches
 from marl_plugins.streaming.worker import AccumulatedGradients
 
-SequenceName = tuple[tuple[Action, ...], int]
-"""A sequence by its actions, and how many of a step before it have the same: a plugin may select a
-row several times."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """What `--ds.param_dtype` means, where gradients are computed during a rollout."""
 WORKER = AccumulatedGradients.__name__
@@ -101,8 +97,8 @@ class GradientAccumulation:
     def __init__(self, estimator: Estimator, policies: Mapping[str, Any], means: dict[str, float]):
         self.estimator, self.policies, self.means = estimator, policies, means
         self.affine = estimator.accumulators == 2  # else advantages are final with their tasks
-        self.added: dict[str, dict[SequenceName, AccumulatedSequence]] = {}
-        """By policy, each sequence."""
+        self.added: dict[str, dict[tuple[Action, ...], AccumulatedSequence]] = {}
+        """By policy, each sequence by its actions."""
         self._returns: dict[Action, float] = {}
         """By action, its row's return and what other rows of the task make of it."""
 
@@ -130,22 +126,18 @@ class GradientAccumulation:
             for sequence, item in zip(f.sequences, items, strict=True)
         ]
         if f.policy not in self.added:
-            await policy.extension(WORKER, "begin", policy.version, self.affine)
+            await policy.extension(WORKER, "begin", dict(self.means), self.affine)
         added = self.added.setdefault(f.policy, {})
         of_ranks, trees = gradient_batches(
             policy, f.sequences, items, [each.groups for each in accumulated]
         )
         kl_coef = policy.trainer.kl_ctl.value
-        answers = await policy.extension(
-            WORKER, "add", names, dict(self.means), kl_coef, each=of_ranks
-        )
+        answers = await policy.extension(WORKER, "add", names, kl_coef, each=of_ranks)
         good = (each for answer in answers for each in answer)
         linear = {n: each for tree, each in zip(trees, good, strict=True) for n in tree}
-        for number, (name, each) in enumerate(
-            zip(sequence_names(f.sequences), accumulated, strict=True)
-        ):
+        for number, (sequence, each) in enumerate(zip(f.sequences, accumulated, strict=True)):
             if linear[number]:
-                added[name] = each
+                added[actions_of(sequence)] = each
 
     def _groups(self, sequence: TokenSequence, item: Experience, names: Sequence[str]) -> Tensor:
         """The number of the normalisation group at each sampled token, (tokens,)."""
@@ -172,18 +164,16 @@ class GradientAccumulation:
         added = self.added.get(p.policy)
         if not added:
             return p
-        places = {name: n for n, name in enumerate(sequence_names(p.sequences))}
+        places = {actions_of(sequence): n for n, sequence in enumerate(p.sequences)}
         largest = max(item.advantages.abs().max().item() for item in p.items)
-        for name, each in added.items():
-            if name not in places or not each.matches(p.items[places[name]], p.last, largest):
-                raise RunEnded(self._difference(p, places.get(name)))
+        for actions, each in added.items():
+            if actions not in places or not each.matches(p.items[places[actions]], p.last, largest):
+                raise RunEnded(self._difference(p, places.get(actions)))
         if self.affine and not self._resolved(p, added.values()):
             return p
-        excluded, policy = frozenset(places[name] for name in added), self.policies[p.policy]
+        excluded, policy = frozenset(places[actions] for actions in added), self.policies[p.policy]
         tokens = float(sum(p.items[n].action_mask.sum().item() for n in excluded))
-        carry = ExtensionCall(
-            WORKER, "carry", (dict(p.last), tokens, len(excluded), policy.version)
-        )
+        carry = ExtensionCall(WORKER, "carry", (dict(p.last), tokens, len(excluded)))
         metrics = {
             **p.metrics,
             "carried": float(len(excluded)),
@@ -236,13 +226,3 @@ def means_over_rows(p: PreparedExperience, kl_in_loss: bool) -> dict[str, float]
         name: sum(value * count for value, count in zip(each, rows, strict=True)) / sum(rows)
         for name, each in values.items()
     }
-
-
-def sequence_names(sequences: Iterable[TokenSequence]) -> list[SequenceName]:
-    """Returns the names of sequences."""
-    seen: Counter[tuple[Action, ...]] = Counter()
-    names = []
-    for actions in map(actions_of, sequences):
-        names.append((actions, seen[actions]))
-        seen[actions] += 1
-    return names

@@ -13,16 +13,19 @@ from marl_plugins import Step, StepPart, Trajectory, all_of
 from marl_plugins.core.rows import rows_to_be
 from marl_plugins.engine.runtime.experience import ForwardedExperience, PreparedExperience
 from marl_plugins.streaming.gradients import GradientAccumulation
-from marl_plugins.streaming.previous_means import PreviousMeans
 
 if TYPE_CHECKING:
     from marl_plugins import PolicyProcesses, Run
 
 
 class StreamingPart(StepPart):
-    """Forward passes, and gradients, of the tasks of a step whose samples have all arrived."""
+    """Forward passes, and gradients, of the tasks of a step whose samples have all arrived.
 
-    def __init__(self, run: Run, step: Step):
+    Args:
+        means: As of `GradientAccumulation`.
+    """
+
+    def __init__(self, run: Run, step: Step, means: dict[str, float]):
         self.run, self.step, self.options = run, step, run.args.streaming
         self.groups = TaskGroups(
             len(step.tasks), self.options.tasks, run.args.rollout.n_samples_per_prompt
@@ -31,9 +34,7 @@ class StreamingPart(StepPart):
         self.arriving: dict[str, asyncio.Queue[list[Trajectory]]] = {
             p.name: asyncio.Queue() for p in self.trained
         }
-        self.gradients = GradientAccumulation(
-            step.estimator, step.policies, run.state(PreviousMeans)
-        )
+        self.gradients = GradientAccumulation(step.estimator, step.policies, means)
         self.computed_rows = 0
         self.hidden_rows = 0
         """Rows that were done before the rollout's end."""
@@ -56,8 +57,6 @@ class StreamingPart(StepPart):
         due = 0
         for _ in range(self.groups.count):
             trajectories = await self.arriving[policy.name].get()
-            if self._enough():
-                return
             rows = await self.step.credited(trajectories) if learning else None
             if rows is not None:
                 self.gradients.note_returns(rows)
@@ -74,14 +73,8 @@ class StreamingPart(StepPart):
             while due in ready:  # gradients are added in the order of the step
                 each = ready.pop(due)
                 due += 1
-                if each is None:
-                    continue
-                if self._enough():
-                    return
-                await self.gradients.add(each)
-
-    def _enough(self) -> bool:
-        return bool(self.options.until == "rollout" and self.step.ended.is_set())
+                if each is not None:
+                    await self.gradients.add(each)
 
     async def prepared(
         self, prepared: Sequence[PreparedExperience]

@@ -59,38 +59,31 @@ class AccumulatedGradients(Extension):
     model: Any = None
     """The model under upstream's actor, past DeepSpeed's engine."""
 
-    def begin(self, version: int, affine: bool) -> None:
+    def begin(self, means: Mapping[str, float], affine: bool) -> None:
         """Forgets what is there and begins anew.
 
         Args:
-            version: Of the weights.
+            means: By normalisation group, what advantages are near.
             affine: Whether advantages are to be changed by mean and deviation.
         """
         actor = self.trainer.actor
         self.model = Actor(actor.model.module, temperature=actor.temperature)
         self.model.packing_samples, self.model.is_vlm = actor.packing_samples, False
         parameters = [p for p in actor.model.module.parameters() if p.requires_grad]
-        self.sums = Accumulators(parameters, version, affine)
+        self.sums = Accumulators(parameters, means, affine)
 
     def add(
-        self,
-        batches: Sequence[GradientBatch],
-        names: Sequence[str],
-        means: Mapping[str, float],
-        kl_coef: float,
+        self, batches: Sequence[GradientBatch], names: Sequence[str], kl_coef: float
     ) -> list[bool]:
         """Adds micro-batches, and returns which of their sequences were added. The others' ratios
         leave the clip interval.
 
         Args:
             names: The normalisation groups, by their numbers.
-            means: By group, what advantages are near; the same at every call.
         """
-        return [added for batch in batches for added in self._add(batch, names, means, kl_coef)]
+        return [added for batch in batches for added in self._add(batch, names, kl_coef)]
 
-    def _add(
-        self, batch: GradientBatch, names: Sequence[str], means: Mapping[str, float], kl_coef: float
-    ) -> list[bool]:
+    def _add(self, batch: GradientBatch, names: Sequence[str], kl_coef: float) -> list[bool]:
         assert self.sums is not None, "begin comes first"
         args, e = self.trainer.args, batch.experience
         e.to_device(torch.cuda.current_device())
@@ -111,17 +104,13 @@ class AccumulatedGradients(Extension):
             groups = batch.groups.to(chosen.device)[chosen]
             masks = {name: groups == n for n, name in enumerate(names) if (groups == n).any()}
             self.sums.add(
-                terms.policy, e.advantages[chosen], masks, means, terms.without_advantages(kl_coef)
+                terms.policy, e.advantages[chosen], masks, terms.without_advantages(kl_coef)
             )
         accumulated: list[bool] = chosen.tolist()
         return accumulated
 
     def carry(
-        self,
-        statistics: Mapping[str, tuple[float, float]],
-        tokens: float,
-        sequences: int,
-        version: int,
+        self, statistics: Mapping[str, tuple[float, float]], tokens: float, sequences: int
     ) -> None:
         """Lets the next fit take along what was added; called after `prepare_fit`.
 
@@ -129,9 +118,7 @@ class AccumulatedGradients(Extension):
         """
         assert self.sums is not None, "begin comes first"
         accumulation = self.trainer.strategy.accumulated_gradient
-        self.carried = CarriedGradients(
-            self.sums, statistics, tokens, sequences, version, accumulation
-        )
+        self.carried = CarriedGradients(self.sums, statistics, tokens, sequences, accumulation)
 
     def training_step(
         self,
@@ -217,7 +204,6 @@ class CarriedGradients:
     Args:
         statistics: By normalisation group, mean and deviation of the step.
         tokens, sequences: Of what was accumulated, on all ranks.
-        version: Of the weights that are updated.
         accumulation: Micro-batches of the optimiser step.
     """
 
@@ -225,7 +211,6 @@ class CarriedGradients:
     statistics: Mapping[str, tuple[float, float]]
     tokens: float
     sequences: int
-    version: int
     accumulation: int
     done: bool = False
     """Whether a micro-batch has taken it."""
@@ -256,7 +241,7 @@ class CarriedGradients:
         """DeepSpeed divides by the accumulation, and takes the mean over the ranks."""
         tokens = float(info["batch_num_tokens"]) * self.accumulation
         count = tokens if token_level else float(info["global_batch_size"]) * self.accumulation
-        gradient = self.sums.gradient(self.statistics, count, tokens, self.version)
+        gradient = self.sums.gradient(self.statistics, count, tokens)
         scale, parts = info["dp_size"], zip(self.sums.parameters, gradient, strict=True)
         term = torch.stack([(p * (scale * g).to(p.dtype)).sum() for p, g in parts]).sum()
         return self.accumulation * (term - term.detach())

@@ -98,6 +98,7 @@ def test_every_estimator_is_upstreams_for_one_role_and_one_action(relay, name, e
     for e in ours:
         e.kl, e.values = torch.randn(2, *e.action_mask.shape, generator=draw) * e.action_mask
         e.action_log_probs = torch.zeros(e.action_mask.shape)
+        e.info["logprobs_diff"] = torch.zeros(len(e.action_mask))
     theirs = maker.compute_advantages_and_returns(copy.deepcopy(ours))
     apply_length_penalties(ours, args)
     for row, reward in zip(rows, torch.cat([e.rewards for e in ours]).tolist(), strict=True):

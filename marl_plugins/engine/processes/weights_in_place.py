@@ -3,8 +3,8 @@ puts in these ones' place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -59,20 +59,10 @@ def put_back(parameters: Mapping[str, torch.nn.Parameter], before: Mapping[str, 
     _refresh(parameters.values())
 
 
-class _ZeroParameter(Protocol):
-    """A parameter with what ZeRO 3 adds to it."""
-
-    ds_persist: bool
-
-    def partition(self, parameters: Sequence[_ZeroParameter]) -> None: ...
-
-    def all_gather(self, parameters: Sequence[_ZeroParameter]) -> None: ...
-
-
 def _refresh(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Renew what ZeRO 3 keeps whole of small parameters, as DeepSpeed does after a step
     (zero/stage3.py, `_post_step`)."""
-    sharded = [cast("_ZeroParameter", p) for p in parameters if is_sharded(p)]
+    sharded: list[Any] = [p for p in parameters if is_sharded(p)]
     whole = [p for p in sharded if p.ds_persist]
     if whole:
         whole[0].partition(whole)

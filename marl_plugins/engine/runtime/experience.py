@@ -309,12 +309,7 @@ def forwarded(
     tensors: dict[str, Tensor] = {}
     computed: list[tuple[TokenSequence, float]] = []
     for batch, experience in micro_batches:
-        diffs = (
-            experience.info["logprobs_diff"].tolist()
-            if "logprobs_diff" in experience.info
-            else [0.0] * len(batch)
-        )
-        computed += zip(batch, diffs, strict=True)
+        computed += zip(batch, experience.info["logprobs_diff"].tolist(), strict=True)
         for name, theirs in NAMES.items():
             whole = getattr(experience, theirs)
             if whole is None:
@@ -390,7 +385,7 @@ def joined(
         part = parts[index]
         diffs.append(part.diffs[number])
         for row, same in zip(sequence.rows, part.sequences[number].rows, strict=True):
-            place, count = theirs[index][same][0], len(row.action.generation.ids)
+            place, count = theirs[index][same], len(row.action.generation.ids)
             for name, values in vars(part.tokens).items():
                 if values is not None:
                     if name not in tensors:
@@ -401,12 +396,9 @@ def joined(
     )
 
 
-def places_of(rows: Sequence[Row]) -> dict[Row, list[int]]:
-    """Returns the places of each row; a plugin may select one several times."""
-    places: dict[Row, list[int]] = {}
-    for number, row in enumerate(rows):
-        places.setdefault(row, []).append(number)
-    return places
+def places_of(rows: Sequence[Row]) -> dict[Row, int]:
+    """Returns the place of each row."""
+    return {row: number for number, row in enumerate(rows)}
 
 
 def estimate(
@@ -650,7 +642,7 @@ def items_of(
         total_rewards: (rows,), the KL penalty included.
     """
     places = places_of(f.rows)
-    numbers = [[places[row][0] for row in sequence.rows] for sequence in f.sequences]
+    numbers = [[places[row] for row in sequence.rows] for sequence in f.sequences]
     order = torch.tensor([number for each in numbers for number in each])
     mask = f.tokens.mask[order].bool()
     tensors = {
