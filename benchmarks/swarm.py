@@ -61,9 +61,11 @@ MEMBERS = [f"a{n}" for n in range(1, 9)]
 CAPABILITY = ("--swarm.weight", "capability", "--algo.advantage.estimator", "reinforce")
 
 
-def split(own: int, *flags: str) -> list[str]:
-    """Flags of an arm in which a member has so many groups of its own, of eight."""
-    return ["--rollout.batch_size", str(8 * own), "--swarm.external", str(8 - own), *flags]
+def split(own: int, *flags: str, updates: int = 2) -> list[str]:
+    """Flags of an arm in which a member has so many groups of its own, of eight, and is updated in
+    so many optimiser steps: those of all members are counted by the trajectories that are made."""
+    words = ["--rollout.batch_size", str(8 * own), "--swarm.external", str(8 - own), *flags]
+    return [*words, "--train.batch_size", str(8 * 8 * own // updates)]
 
 
 ARMS = {
@@ -77,7 +79,7 @@ ARMS = {
     "stronger": split(4),
     "rare 8/0": split(8),
     "rare 4/4": split(4),
-    **{f"stream {own}/{8 - own}": split(own) for own in (8, 6, 4, 2)},
+    **{f"stream {own}/{8 - own}": split(own, updates=1) for own in (8, 6, 4, 2)},
 }
 COMPARED = {
     "capability": "alone",
