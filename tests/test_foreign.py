@@ -211,6 +211,19 @@ def test_tools_descriptions_stay_text():
     assert opening.count(tokenizer.convert_tokens_to_ids("<tool_call>")) == 1
 
 
+@pytest.mark.parametrize("said", ["go \ud83d", "go \ud83d<|im_end|>"])
+def test_half_a_surrogate_pair_is_shown_as_its_escape(said):
+    """It comes of JSON of a role, a document or a service, and no tokenizer takes it."""
+    tokenizer = family("qwen3")
+    chat = ChatFormat(tokenizer, "p", [{"type": "function", "function": {"name": said}}])
+    for shown in (
+        chat.opening([{"role": "user", "content": said}]),
+        chat.continuation([5], [{"role": "user", "content": said}]),
+    ):
+        assert said.replace("\ud83d", r"\ud83d") in tokenizer.decode(shown)
+    assert chat.foreign.unsafe(chat.rendered([{"role": "user", "content": said}])) == []
+
+
 def test_a_run_says_that_somebody_tries():
     tokenizer = family("smollm2")
     chat = ChatFormat(tokenizer, "p")

@@ -80,7 +80,7 @@ def encode(demonstration: Demonstration, role: RoleSpec) -> tuple[list[int], lis
             )
             ids += between
             mask += [0] * len(between)
-        answer_ids = [*chat.tokenizer.encode(text, add_special_tokens=False), *chat.end_of_turn]
+        answer_ids = [*chat.foreign.encode(text), *chat.end_of_turn]
         ids += answer_ids
         mask += [1] * len(answer_ids)
     return ids, mask

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins.core.redaction import encodable
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
@@ -95,7 +97,9 @@ class ForeignText:
         return sum(len(self._pattern(role).findall(text)) for role, text in shown)
 
     def encode(self, rendered: str) -> list[int]:
-        """Returns the ids of what a template has made of texts that were hidden."""
+        """Returns the ids of what a template has made of texts that were hidden; half a surrogate
+        pair, which no tokenizer takes, is written as its escape."""
+        rendered = encodable(rendered)
         if PARTED in rendered and self._joining is not None:
             return list(self._joining.encode(rendered, add_special_tokens=False).ids)
         return list(self.tokenizer.encode(rendered, add_special_tokens=False))
@@ -115,6 +119,7 @@ class ForeignText:
         joining, names = self._joining, list(self.control.values())
         if joining is None:
             return []
+        rendered = encodable(rendered)
         if joining.encode(rendered, add_special_tokens=False).ids != self.encode(rendered):
             return names
         text = self.hide(" ".join(["", *names, ""]))

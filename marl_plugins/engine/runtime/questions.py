@@ -10,7 +10,6 @@ from dataclasses import replace
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.core.redaction import encodable
 from marl_plugins.core.roles import Call, Generate, Sampling
 from marl_plugins.core.run import Answer, Ask
 from marl_plugins.core.seeds import derive_seed
@@ -41,9 +40,7 @@ def make_ask(
                     fix=meant(policy, chats),
                 )
             )
-        context = chats[policy].opening(
-            [{name: encodable(text) for name, text in m.items()} for m in messages]
-        )
+        context = chats[policy].opening([{**message} for message in messages])
         sampling = replace(samplings[policy], max_new_tokens=max_tokens)
         longest = sampling.max_len
         room = longest - len(context)

@@ -15,7 +15,6 @@ from marl_plugins.asking.request import Message
 from marl_plugins.asking.speaker import Turn
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import InfrastructureFailure, RunPaused
-from marl_plugins.core.redaction import encodable
 from marl_plugins.core.roles import Call
 from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Generation
@@ -59,7 +58,7 @@ class ServedEngines(EnginePool):
             kind = failure.kind.replace("coach_", "endpoint_")
             raise InfrastructureFailure(kind, f"policy {self.policy!r}: {failure}") from failure
         cut = said["finish"] == "length"
-        ids = self.chat.foreign.encode(self.chat.foreign.hide(encodable(said["text"])))
+        ids = self.chat.foreign.encode(self.chat.foreign.hide(said["text"]))
         ids += () if cut else self.chat.end_of_turn
         return Generation(tuple(ids), (), "length" if cut else "stop", call.policy, 0)
 
