@@ -143,6 +143,9 @@ def test_verls_layout(verl):
         assert tasks[1].metadata["type"] == "openai/gsm8k"
         assert tasks[1].metadata["extra_info"] == {"index": 1, "split": "train"}
         assert "reward_model" not in tasks[1].metadata
+    kept = Dataset.from_parquet(str(verl / "test.parquet")).add_column("solution", ["So 1."] * 3)
+    kept.to_parquet(verl / "kept.parquet")
+    assert [t.label for t in read_tasks(verl / "kept.parquet")] == ["1", "2", "3"]
     asked = read_tasks(verl / "test.parquet", "prompt", "extra_info.index")
     assert [t.label for t in asked] == [0, 1, 2]
     with refused(("tasks.no_field", "test.parquet: row 1")):

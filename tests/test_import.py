@@ -446,6 +446,13 @@ def test_shared_agents_have_one_policy(config, monkeypatch):
     ] == ["shared"]
 
 
+def test_the_label_is_the_field_that_the_source_names(checkout, config):
+    named = [{**item, "label": "easy"} for item in sums(40)]
+    (checkout / "data/SUMS/train.json").write_text(json.dumps(named))
+    folder = imported(config(), "--model", "hub/small")
+    assert [task.label for task in tasks_of(folder, "train")][:3] == [0, 2, 4]
+
+
 @pytest.mark.parametrize("form", ["list", "one list under a key"])
 def test_data_in_their_layouts(tmp_path, form):
     rows = [

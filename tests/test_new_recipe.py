@@ -3,6 +3,7 @@ and a check."""
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,20 @@ def test_it_passes_its_own_check(data, capsys):
     )
     (stated,) = [m for m in found["mappings"] if m["mapping"] == "the recipe's, with its examples"]
     assert stated["outcome"] == 1.0  # the last role's example is right
+
+
+def test_a_prompt_that_may_be_another_field_is_refused(data):
+    """As in Alpaca's columns; the recipe's own file has one field."""
+    rows = [{"instruction": f"Add {n}.", "input": f"{n}", "output": f"{2 * n}"} for n in range(20)]
+    asked = ("mine", "--roles", "solver", "--data", data(rows))
+    assert new(*asked) == 2 and not Path("mine").exists()
+    assert new(*asked, "--data.input_key", "instruction") == 0
+
+
+def test_held_out_tasks_that_are_trained_on_are_counted(data, capsys):
+    files = ("--data", data(sums(20)), "--eval-data", data(sums(10, 17), "eval.jsonl"))
+    assert new("mine", "--roles", "solver", *files) == 0
+    assert "3 of 10" in capsys.readouterr().out
 
 
 PROGRAM = """

@@ -18,6 +18,7 @@ import yaml
 
 from marl_plugins.commands.imports.items import json_lines, remove_trained
 from marl_plugins.commands.imports.shapes import TAKEN, identifier, write_chain
+from marl_plugins.commands.imports.tasks import TASKS
 from marl_plugins.commands.imports.tiny import tiny_yaml
 from marl_plugins.commands.new_folder import taken, write_files
 from marl_plugins.commands.new_program import FOLDER, ExistingProgram
@@ -28,6 +29,7 @@ from marl_plugins.core.recipe.tasks import LABEL_KEYS, read_tasks
 from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.plan.checks.roles import NAME
+from marl_plugins.engine.plan.tasks import field_warnings
 
 Item = dict[str, Any]
 """A line of a file of tasks."""
@@ -37,19 +39,6 @@ HELD_OUT_TASKS = 10
 ANSWER_TOKENS, SAMPLES, LARGEST_BATCH = 1024, 4, 64
 LONGEST_FOR_TINY_BYTES = 3000
 """A tiny model has one token per byte; longer tasks get longer models."""
-TASKS = '''"""The tasks of data/train.jsonl and data/eval.jsonl."""
-
-from pathlib import Path
-
-from marl_plugins import read_tasks
-
-DATA = Path(__file__).parent / "data"
-
-
-def load(split):
-    path = DATA / f"{split}.jsonl"
-    return read_tasks(path, "prompt", "answer") if path.exists() else []
-'''
 
 
 @dataclass(frozen=True)
@@ -219,7 +208,8 @@ def files_of(request: NewRecipe) -> dict[str, str]:
     """Returns the texts of a new recipe's files, by name.
 
     Raises:
-        ConfigurationError: The tasks cannot be read, or have no labels.
+        ConfigurationError: The tasks cannot be read, have no labels, or have several fields that
+            may be the prompt.
     """
     train, held_out = _items(request)
     roles, asked, files = _asked(request, train[0]["answer"])
@@ -293,12 +283,21 @@ def _items(request: NewRecipe) -> tuple[list[Item], list[Item]]:
     else:
         held_out = rows[HELD_OUT_TASKS - 1 :: HELD_OUT_TASKS]
         train = [item for number, item in enumerate(rows) if (number + 1) % HELD_OUT_TASKS]
-    return train, remove_trained(train, held_out)[0]
+    kept, removed = remove_trained(train, held_out)
+    if removed:
+        print(
+            f"data/eval.jsonl: {removed} of {len(held_out)} tasks are trained on too and were "
+            "left out of it"
+        )
+    return train, kept
 
 
 def _labelled(path: Path, request: NewRecipe) -> list[Item]:
-    """The items of a file, each of which has a label."""
+    """The items of a file, each of which has a label, and whose prompt has one field by the usual
+    names: the recipe's file no longer shows which it was taken from."""
     tasks = read_tasks(path, request.input_key, request.label_key)
+    if unclear := field_warnings(tasks):
+        raise ConfigurationError(problem.as_error() for problem in unclear)
     if any(task.label is None for task in tasks):
         got = "has tasks without a label"
         fix = f"name its field: --data.label_key; the usual ones are {', '.join(LABEL_KEYS)}"

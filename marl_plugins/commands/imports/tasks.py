@@ -24,7 +24,7 @@ from marl_plugins.core.recipe.texts import read_text
 MATH = ("math", "math_format", "simplerl_math", "aime", "amc")
 """Values of `verify_task` that the shipped grader covers."""
 
-TASKS = '''"""The imported tasks: data/train.jsonl and data/eval.jsonl."""
+TASKS = '''"""The tasks of data/train.jsonl and data/eval.jsonl."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ DATA = Path(__file__).parent / "data"
 
 def load(split):
     path = DATA / f"{split}.jsonl"
-    return read_tasks(path, "prompt") if path.exists() else []
+    return read_tasks(path, "prompt", "answer") if path.exists() else []
 '''
 EVALUATION_FLAGS = ("eval.steps", "eval.temperature", "eval.n_samples_per_prompt")
 
@@ -147,7 +147,8 @@ def data_files(tasks: Tasks, report: Report) -> dict[str, str]:
         if items:
             files[f"data/{split}.jsonl"] = json_lines(with_ids(items, prefix))
             report.take(f"{split} data", f"`data/{split}.jsonl`, {len(items)} tasks")
-    return {**files, "tasks.py": TASKS}
+    labelled = all("answer" in item for item in (*tasks.train, *tasks.held_out))
+    return {**files, "tasks.py": TASKS if labelled else TASKS.replace(', "answer"', "")}
 
 
 def fit_flags(tasks: Tasks, flags: dict[str, Any]) -> None:

@@ -27,7 +27,11 @@ SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 """Files that are read here; what else `--data.prompt_dataset` names is a data set (sources.py)."""
 
 INPUT_KEYS = ("input", "prompt", "problem", "question", "query", "instruction")
+NESTED = "reward_model.ground_truth"
+"""Where verl has the label, whatever other columns its preprocessing has kept: a dot goes into a
+field that is an object."""
 LABEL_KEYS = (
+    NESTED,
     "label",
     "answer",
     "target",
@@ -37,11 +41,8 @@ LABEL_KEYS = (
     "gold",
     "solution",
     "output",
-    "reward_model.ground_truth",
 )
-"""Names that public data sets use, looked for in this order where none was given. The last is where
-verl has it: a dot goes into a field that is an object."""
-NESTED = LABEL_KEYS[-1]
+"""Names that public data sets use, looked for in this order where none was given."""
 MISSING = object()
 
 

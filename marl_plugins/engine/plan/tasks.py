@@ -166,8 +166,8 @@ def task_warnings(plan: Plan) -> list[Problem]:
     """Returns what is worth knowing of the tasks before they are trained on."""
     run, train, evaluation = plan.run, plan.tasks("train"), plan.tasks("eval")
     warnings: list[Problem] = [
-        *_field_warnings(train),
-        *_field_warnings(evaluation),
+        *field_warnings(train),
+        *field_warnings(evaluation),
         *_label_warnings(plan),
     ]
     warnings += [*_text_warnings("train", train), *_text_warnings("eval", evaluation)]
@@ -185,8 +185,8 @@ def task_warnings(plan: Plan) -> list[Problem]:
     return warnings
 
 
-def _field_warnings(tasks: list[Task]) -> list[Problem]:
-    """Other fields of a file that could have been the prompt."""
+def field_warnings(tasks: list[Task]) -> list[Problem]:
+    """Returns other fields of a file that could have been the prompt."""
     if not isinstance(tasks, FileTasks) or not tasks.fields.rivals:
         return []
     rivals = ", ".join(map(repr, tasks.fields.rivals))
