@@ -149,22 +149,13 @@ def checked(form: type[Form], body: bytes | Mapping[str, Any]) -> Form:
     return request
 
 
-def parse_chat(body: bytes | Mapping[str, Any]) -> ChatRequest:
-    """Returns a request, checked.
-
-    Raises:
-        EndpointRefusal: It is none, or asks for something that cannot be trained on.
-    """
-    return checked(ChatRequest, body)
-
-
 def as_chat(request: SentRequest, chat: Mapping[str, Any]) -> ChatRequest:
     """Returns the request for a chat completion that a request of another dialect comes to.
 
     Raises:
         EndpointRefusal: It asks for something that cannot be trained on.
     """
-    asked = parse_chat({**chat, "metadata": {"marl": request.rewards}})
+    asked = checked(ChatRequest, {**chat, "metadata": {"marl": request.rewards}})
     asked.ignored.update(request.ignored)
     return asked
 

@@ -24,7 +24,7 @@ from marl_plugins.builtin.agents.messages import (
 from marl_plugins.builtin.agents.requests import (
     ChatRequest,
     EndpointRefusal,
-    parse_chat,
+    checked,
     parse_rewards,
 )
 from marl_plugins.builtin.agents.responses import events, parse_response, response
@@ -67,7 +67,7 @@ class Dialect(NamedTuple):
     failed: str = ""
 
 
-CHAT = Dialect(parse_chat, completion, completion_chunks)
+CHAT = Dialect(partial(checked, ChatRequest), completion, completion_chunks)
 MESSAGES = Dialect(
     parse_messages, message, message_events, message_error, typed("ping"), failed="error"
 )
