@@ -693,6 +693,38 @@ def test_a_program_without_an_answer_is_lost_before_it_was_answered_and_a_failur
     assert detail in after.detail and detail in before.detail
 
 
+@pytest.mark.parametrize(
+    ("order", "ends"),
+    [
+        ("answered(), waiting()", (None, "program")),
+        ("waiting(), answered()", ("crashed", None)),
+    ],
+)
+def test_a_program_that_gives_up_on_an_engine_is_no_agents_failure(order, ends, tmp_path):
+    """Where another request was answered since, its answer may have caused the end."""
+
+    async def generate(call):
+        if call.role == "slow":
+            (tmp_path / "asked").touch()
+            await asyncio.sleep(60)
+        return await simulated_engine()(call)
+
+    text = f"""
+    import os, threading, time
+    def answered():
+        ask("worker", "hello")
+    def waiting():
+        threading.Thread(target=ask, args=("slow", "hello"), daemon=True).start()
+        while not os.path.exists({str(tmp_path / "asked")!r}):
+            time.sleep(0.01)
+    def main(prompt):
+        {order}
+        raise TimeoutError
+    """
+    trajectory = played(tmp_path, text, "worker", "slow", generate=generate)
+    assert (trajectory.agent_failure, trajectory.infrastructure_failure) == ends
+
+
 def test_a_crash_can_be_lost(tmp_path):
     text = "def main(prompt):\n    ask('worker', prompt)\n    raise ValueError\n"
     assert played(tmp_path, text, crash="lost").infrastructure_failure == "program"

@@ -179,7 +179,10 @@ class AgentEndpoint:
                     assert stream is not None
                     await stream.write(dialect.alive)
                     await asyncio.wait([work], timeout=QUIET_SECONDS)
-            answer = await asyncio.shield(work)
+            await asyncio.wait([work])
+            if request.transport is not None:  # its client has not left
+                session.delivered()
+            answer = work.result()
             if not asked.stream:
                 return web.json_response(dialect.whole(asked, answer))
             stream = stream or await _begun(request)

@@ -132,6 +132,9 @@ class ServedRoles:
             self._worked(request, lambda session: session.ask(request, body, None, False))
         )
 
+    def delivered(self) -> None:
+        """Keeps nothing."""
+
     async def count(self, request: ChatRequest) -> int:
         """Returns the number of tokens that a request would show."""
         return await self._worked(request, lambda session: session.count(request))

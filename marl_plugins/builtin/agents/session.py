@@ -211,6 +211,8 @@ class EndpointSession:
         program."""
         self.refused = ""
         """Why the last request was that was refused; a client may keep it to itself."""
+        self.waits = False
+        """Whether the program has been given no answer since it last sent a request."""
         self.ignored: set[str] = set()
         """What requests said of sampling, which is the run's."""
         self._formats = formats
@@ -247,6 +249,7 @@ class EndpointSession:
             repeats: Whether its client marks it as sent before; it then gets what that one got,
                 also where it is on its way.
         """
+        self.waits = True
         digest = hashlib.blake2b(body, digest_size=16).digest()
         if not (repeats and digest in self._requests):
             work = asyncio.create_task(as_refusals(self._answered(request, after)))
@@ -254,6 +257,10 @@ class EndpointSession:
             self._running[work] = None
             work.add_done_callback(self._done)
         return self._requests[digest]
+
+    def delivered(self) -> None:
+        """Notes that a client which is still there gets what became of its request."""
+        self.waits = False
 
     def _done(self, work: asyncio.Task[EndpointAnswer]) -> None:
         """Keeps what ended a request and ends the trajectory."""

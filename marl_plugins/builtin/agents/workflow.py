@@ -36,7 +36,8 @@ from marl_plugins.engine.plan.workflow_file import Explorer, WorkflowFile
 from marl_plugins.sandbox.levels import try_bubblewrap
 
 LOST = "program"
-"""The kind of a trajectory that is lost because its program ended before any answer."""
+"""The kind of a trajectory that is lost because its program ended before any answer, or while it
+waited for one."""
 DETAIL_CHARS = 4000
 """Of a traceback, and of what a program has written, its last."""
 
@@ -70,7 +71,8 @@ class AgentWorkflow(WorkflowFile):
         Raises:
             AgentFailure: A call of a role failed, and the program with it; or it has crashed after
                 an answer.
-            InfrastructureFailure: An engine's; or the program has ended before any answer.
+            InfrastructureFailure: An engine's; or the program has ended before any answer, or while
+                it waited for one.
             RecipeError: It ends without an answer in a rehearsal.
         """
         calls, config = calls_of(roles), self.config
@@ -83,11 +85,11 @@ class AgentWorkflow(WorkflowFile):
                     ended = await self._run(
                         session, request_of(task, calls, session.key, endpoint.base_url)
                     )
+                if ended.answer is None:
+                    raise self._failure(ended, session)
             finally:
                 await session.close()
                 self.ignored |= session.ignored
-        if ended.answer is None:
-            raise self._failure(ended, session)
         action = session.said(ended.answer)
         # Its text may have a stop string at its end, which the program was not given.
         return ended.answer if action is None else replace(action, text=ended.answer)
@@ -109,7 +111,7 @@ class AgentWorkflow(WorkflowFile):
 
     def _failure(self, ended: AgentProgramResult, session: EndpointSession) -> Exception:
         """Returns what a program that has ended without an answer is to the run."""
-        if session.agent_failure is not None:
+        if session.agent_failure is not None and not session.waits:
             return session.agent_failure
         refused = f"a request was refused: {session.refused}" if session.refused else ""
         if any(isinstance(role.chat, ScriptedChat) for role in session.roles.values()):
@@ -117,8 +119,12 @@ class AgentWorkflow(WorkflowFile):
                 filter(None, [ended.line, refused if session.refused not in ended.text else ""])
             )
             return RecipeError(ended.place or self.place, ended.kind, line)
-        detail = "\n".join(filter(None, [ended.said, refused, ended.traceback[-DETAIL_CHARS:]]))
-        if session.answered and self.config.crash == "failed":
+        # The trajectory's clock stands still while an engine is waited for; a client's does not.
+        late = "its last request had no answer yet; is its client's timeout too short?"
+        waited = late if session.waits else ""
+        traceback = ended.traceback[-DETAIL_CHARS:]
+        detail = "\n".join(filter(None, [ended.said, refused, waited, traceback]))
+        if session.answered and not session.waits and self.config.crash == "failed":
             return AgentFailure("crashed", detail)
         return InfrastructureFailure(LOST, detail)
 
