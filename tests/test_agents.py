@@ -658,6 +658,34 @@ def test_a_marked_repeat_gets_the_first_answer_and_an_unmarked_one_another():
     assert len(served(client, specs("a"), slow).actions) == 2
 
 
+def test_marked_repeats_of_equal_requests_get_an_answer_each():
+    """Some clients leave before there is an answer, and ask again before or after it."""
+    answering, asked = asyncio.Event(), asyncio.Barrier(5)
+
+    async def slow(call):
+        await asked.wait()
+        await answering.wait()
+        return await simulated_engine()(call)
+
+    async def client(post, session):
+        def vote(**headers):
+            return asyncio.create_task(post(model="a", messages=[user("vote")], headers=headers))
+
+        first = [vote() for _ in range(4)]
+        await asked.wait()
+        for left in first[:3]:
+            left.cancel()
+        await asyncio.gather(*first[:3], return_exceptions=True)
+        again = {"x-stainless-retry-count": "1"}
+        early = [vote(**again) for _ in range(2)]
+        await asyncio.sleep(0.1)  # by then they have arrived, mostly; the others are late
+        answering.set()
+        answers = [*await asyncio.gather(first[3], *early), await vote(**again)]
+        assert len({answer["id"] for _, answer in answers}) == 4
+
+    assert len(served(client, specs("a"), slow).actions) == 4
+
+
 # --- programs that fail
 # --------------------------------------------------------------------------------------------------
 

@@ -181,7 +181,7 @@ class AgentEndpoint:
                     await asyncio.wait([work], timeout=QUIET_SECONDS)
             await asyncio.wait([work])
             if request.transport is not None:  # its client has not left
-                session.delivered()
+                session.delivered(work)
             answer = work.result()
             if not asked.stream:
                 return web.json_response(dialect.whole(asked, answer))

@@ -132,7 +132,7 @@ class ServedRoles:
             self._worked(request, lambda session: session.ask(request, body, None, False))
         )
 
-    def delivered(self) -> None:
+    def delivered(self, work: asyncio.Task[EndpointAnswer]) -> None:
         """Keeps nothing."""
 
     async def count(self, request: ChatRequest) -> int:

@@ -226,7 +226,9 @@ class EndpointSession:
         """What each action that has been answered said, and so may have been shown."""
         self._by_path: dict[str, EndpointAnswer] = {}
         self._tools = ProgramTools(calls)
-        self._requests: dict[bytes, asyncio.Task[EndpointAnswer]] = {}
+        self._requests: dict[bytes, list[asyncio.Task[EndpointAnswer]]] = {}
+        """The works on equal requests, those last that were asked for last."""
+        self._delivered: set[asyncio.Task[EndpointAnswer]] = set()
         self._running: dict[asyncio.Task[EndpointAnswer], None] = {}
 
     @property
@@ -247,19 +249,25 @@ class EndpointSession:
             body: As it was sent.
             after: What the header `x-marl-after` says; None without it.
             repeats: Whether its client marks it as sent before; it then gets what that one got,
-                also where it is on its way.
+                also where it is on its way. Of equal requests whose clients got nothing, it is the
+                one that was asked for longest ago: with equal timeouts, its client is the one that
+                has given up.
         """
         self.waits = True
-        digest = hashlib.blake2b(body, digest_size=16).digest()
-        if not (repeats and digest in self._requests):
+        works = self._requests.setdefault(hashlib.blake2b(body, digest_size=16).digest(), [])
+        if repeats and works:
+            work = next((work for work in works if work not in self._delivered), works[-1])
+            works.remove(work)
+        else:
             work = asyncio.create_task(as_refusals(self._answered(request, after)))
-            self._requests[digest] = work
             self._running[work] = None
             work.add_done_callback(self._done)
-        return self._requests[digest]
+        works.append(work)
+        return work
 
-    def delivered(self) -> None:
+    def delivered(self, work: asyncio.Task[EndpointAnswer]) -> None:
         """Notes that a client which is still there gets what became of its request."""
+        self._delivered.add(work)
         self.waits = False
 
     def _done(self, work: asyncio.Task[EndpointAnswer]) -> None:
