@@ -20,9 +20,12 @@ from pathlib import Path
 import aiohttp
 import jinja2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from simulated import CharacterChat, simulated_engine, without_seconds
 
 from marl_plugins.builtin.agents.metrics import ProgramCounts
+from marl_plugins.builtin.agents.parents import stands_in
 from marl_plugins.builtin.agents.section import AgentConfig
 from marl_plugins.builtin.agents.server import AgentEndpoint
 from marl_plugins.builtin.agents.session import EndpointSession, SentToolFormats
@@ -556,6 +559,12 @@ def test_what_is_stated_is_in_the_path_and_what_is_derived_is_not():
     assert {len(a.parents) for a in everything.actions if a.role == "b"} == {2}
     again = from_record(json.loads(json.dumps(to_record(derived))))
     assert [a.derived for a in again.actions] == [a.derived for a in derived.actions]
+
+
+@given(st.text("ab_ .é", max_size=4), st.text("ab_ .é", max_size=24))
+def test_a_text_stands_in_another_one_at_the_borders_of_words(text, shown):
+    found = re.search(rf"(?<!\w){re.escape(text)}(?!\w)", shown)
+    assert stands_in(text, shown) == (bool(text) and found is not None)
 
 
 # --- requests that cannot be answered

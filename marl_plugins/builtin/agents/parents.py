@@ -9,7 +9,6 @@ say the same.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from marl_plugins.core.trajectory import Action, path_order
@@ -30,11 +29,17 @@ def derived_parents(new: str, answers: Mapping[Action, Sequence[str]]) -> list[A
 
 def stands_in(text: str, shown: str) -> bool:
     """Returns whether a text stands in another one, and is no part of a longer word there."""
-    return (
-        bool(text)
-        and text in shown
-        and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", shown) is not None
-    )
+    start = shown.find(text) if text else -1
+    while start >= 0:
+        end = start + len(text)
+        if not (_in_word(shown[start - 1 : start]) or _in_word(shown[end : end + 1])):
+            return True
+        start = shown.find(text, start + 1)
+    return False
+
+
+def _in_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
 
 
 def texts_of(action: Action, arguments: Iterable[object] = ()) -> list[str]:
