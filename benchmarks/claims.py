@@ -77,8 +77,8 @@ COMMANDS = {
     "Peers that share their attempts": [
         "learning swarm --arms trained frozen",
         f"learning swarm --arms trained async async_token {SEEDS}",
-        f"swarm {SEEDS}",
-        "swarm --arms 'rare 8/0' 'rare 4/4'",
+        f"swarm {SEEDS} --arms 8/0 4/4 2/6 uniform stronger",
+        "swarm --arms 6/2 alone capability",
     ],
     "A judge that is trained": [
         f"judge dsbench --seeds 0 1 2 3 --arms {arms}"

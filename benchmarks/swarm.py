@@ -4,7 +4,7 @@
         (four minutes a run on two cores)
 
 `recipes/swarm/population.yaml`: eight adapters of one tiny model, which begin alike. In every arm a
-member trains on eight groups of eight samples a step, in two optimiser steps, for 48 steps; arms
+member trains on eight groups of eight samples a step, in eight optimiser steps, for 48 steps; arms
 differ in how many of the groups are its own.
 
     8/0, 6/2, 4/4, 2/6   own groups / groups of other members, of those whose outcomes differ (SAPO,
@@ -61,7 +61,7 @@ MEMBERS = [f"a{n}" for n in range(1, 9)]
 CAPABILITY = ("--swarm.weight", "capability", "--algo.advantage.estimator", "reinforce")
 
 
-def split(own: int, *flags: str, updates: int = 2) -> list[str]:
+def split(own: int, *flags: str, updates: int = 8) -> list[str]:
     """Flags of an arm in which a member has so many groups of its own, of eight, and is updated in
     so many optimiser steps: those of all members are counted by the trajectories that are made."""
     words = ["--rollout.batch_size", str(8 * own), "--swarm.external", str(8 - own), *flags]
