@@ -18,7 +18,7 @@ differ in how many of the groups are its own.
                          the same four members of 8/0
     rare 8/0, rare 4/4   from a start at which a quarter of the answers is right, the second
                          compared with the first; only if they are named
-    stream ARM           8/0, 6/2, 4/4 and 2/6 in the paper's regime: one answer in fifty is right
+    stream ARM           8/0, 6/2, 4/4 and 2/6 in the paper's regime: one answer in sixty is right
                          at the start, questions hardly come again, 500 rounds of one optimiser
                          step (`recipes/swarm/stream.yaml`); compared with stream 8/0, and only if
                          they are named

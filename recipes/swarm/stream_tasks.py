@@ -1,5 +1,5 @@
-"""An endless stream of puzzles: in two words of seven letters a digit stands for one of them, and
-the answer is both digits.
+"""An endless stream of puzzles: in each of three words of four letters a digit stands for one of
+them, and the answer is the digits.
 
 Train and eval never share a puzzle: which split it belongs to is a function of its text. A task is
 made from its name alone (`--swarm.trust generator`).
@@ -12,7 +12,7 @@ import zlib
 
 from marl_plugins import Task
 
-LETTERS = 7
+WORDS, LETTERS = 3, 4
 NAME = re.compile(r"digits-(\d{1,9})")
 HELD_OUT = 5
 """One puzzle in this many is for evaluation."""
@@ -21,7 +21,7 @@ HELD_OUT = 5
 def made(number):
     """The task of a number."""
     rng = random.Random(number)
-    words = [rng.sample(string.ascii_lowercase, LETTERS) for _ in range(2)]
+    words = [rng.sample(string.ascii_lowercase, LETTERS) for _ in range(WORDS)]
     digits = [rng.choice("123456789") for _ in words]
     for word, digit in zip(words, digits, strict=True):
         word[rng.randrange(LETTERS)] = digit
