@@ -731,14 +731,20 @@ def test_a_program_without_an_answer_is_lost_before_it_was_answered_and_a_failur
 
 
 @pytest.mark.parametrize(
-    ("order", "ends"),
+    ("order", "end", "ends"),
     [
-        ("answered(), waiting()", (None, "program")),
-        ("waiting(), answered()", ("crashed", None)),
+        ("answered(), waiting()", "raise TimeoutError", (None, "program")),
+        ("waiting(), answered()", "raise TimeoutError", (None, "program")),
+        ("answered(), waiting()", "raise ExceptionGroup('', [TimeoutError()])", (None, "program")),
+        ("answered(), waiting()", "raise KeyError from TimeoutError('5 s')", (None, "program")),
+        ("answered(), waiting()", "return None", (None, "program")),
+        ("answered(), waiting()", "raise ValueError", ("crashed", None)),
+        ("waiting(), answered()", "raise ValueError", ("crashed", None)),
+        ("answered()", "raise TimeoutError", ("crashed", None)),
     ],
 )
-def test_a_program_that_gives_up_on_an_engine_is_no_agents_failure(order, ends, tmp_path):
-    """Where another request was answered since, its answer may have caused the end."""
+def test_a_program_that_gives_up_on_an_engine_is_no_agents_failure(order, end, ends, tmp_path):
+    """Its own failure stays its own while another request is on its way."""
 
     async def generate(call):
         if call.role == "slow":
@@ -756,7 +762,7 @@ def test_a_program_that_gives_up_on_an_engine_is_no_agents_failure(order, ends, 
             time.sleep(0.01)
     def main(prompt):
         {order}
-        raise TimeoutError
+        {end}
     """
     trajectory = played(tmp_path, text, "worker", "slow", generate=generate)
     assert (trajectory.agent_failure, trajectory.infrastructure_failure) == ends

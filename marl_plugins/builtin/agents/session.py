@@ -211,8 +211,8 @@ class EndpointSession:
         program."""
         self.refused = ""
         """Why the last request was that was refused; a client may keep it to itself."""
-        self.waits = False
-        """Whether the program has been given no answer since it last sent a request."""
+        self.waits: set[asyncio.Task[EndpointAnswer]] = set()
+        """The works on requests whose clients have been given nothing since they asked."""
         self.ignored: set[str] = set()
         """What requests said of sampling, which is the run's."""
         self._formats = formats
@@ -228,7 +228,6 @@ class EndpointSession:
         self._tools = ProgramTools(calls)
         self._requests: dict[bytes, list[asyncio.Task[EndpointAnswer]]] = {}
         """The works on equal requests, those last that were asked for last."""
-        self._delivered: set[asyncio.Task[EndpointAnswer]] = set()
         self._running: dict[asyncio.Task[EndpointAnswer], None] = {}
 
     @property
@@ -253,22 +252,21 @@ class EndpointSession:
                 one that was asked for longest ago: with equal timeouts, its client is the one that
                 has given up.
         """
-        self.waits = True
         works = self._requests.setdefault(hashlib.blake2b(body, digest_size=16).digest(), [])
         if repeats and works:
-            work = next((work for work in works if work not in self._delivered), works[-1])
+            work = next((work for work in works if work in self.waits), works[-1])
             works.remove(work)
         else:
             work = asyncio.create_task(as_refusals(self._answered(request, after)))
             self._running[work] = None
             work.add_done_callback(self._done)
         works.append(work)
+        self.waits.add(work)
         return work
 
     def delivered(self, work: asyncio.Task[EndpointAnswer]) -> None:
         """Notes that a client which is still there gets what became of its request."""
-        self._delivered.add(work)
-        self.waits = False
+        self.waits.discard(work)
 
     def _done(self, work: asyncio.Task[EndpointAnswer]) -> None:
         """Keeps what ended a request and ends the trajectory."""

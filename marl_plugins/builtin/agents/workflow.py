@@ -6,6 +6,7 @@ import ast
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -36,8 +37,10 @@ from marl_plugins.engine.plan.workflow_file import Explorer, WorkflowFile
 from marl_plugins.sandbox.levels import try_bubblewrap
 
 LOST = "program"
-"""The kind of a trajectory that is lost because its program ended before any answer, or while it
-waited for one."""
+"""The kind of a trajectory that is lost because its program ended before any answer, or because one
+was late."""
+TIMED_OUT = re.compile(r"^[\s|]*[\w.]*Timeout\w*(:|$)|timed out", re.MULTILINE)
+"""Finds a timeout among the exceptions of a traceback, those in groups and causes too."""
 DETAIL_CHARS = 4000
 """Of a traceback, and of what a program has written, its last."""
 
@@ -71,8 +74,8 @@ class AgentWorkflow(WorkflowFile):
         Raises:
             AgentFailure: A call of a role failed, and the program with it; or it has crashed after
                 an answer.
-            InfrastructureFailure: An engine's; or the program has ended before any answer, or while
-                it waited for one.
+            InfrastructureFailure: An engine's; or the program has ended before any answer, or
+                because one was late.
             RecipeError: It ends without an answer in a rehearsal.
         """
         calls, config = calls_of(roles), self.config
@@ -111,7 +114,11 @@ class AgentWorkflow(WorkflowFile):
 
     def _failure(self, ended: AgentProgramResult, session: EndpointSession) -> Exception:
         """Returns what a program that has ended without an answer is to the run."""
-        if session.agent_failure is not None and not session.waits:
+        # The trajectory's clock stands still while an engine is waited for; a client's does not.
+        # Other exceptions are the program's own, whatever else it has asked for meanwhile.
+        gave_up = not ended.kind or TIMED_OUT.search(ended.traceback)
+        late = bool(session.waits) and gave_up
+        if session.agent_failure is not None and not late:
             return session.agent_failure
         refused = f"a request was refused: {session.refused}" if session.refused else ""
         if any(isinstance(role.chat, ScriptedChat) for role in session.roles.values()):
@@ -119,12 +126,10 @@ class AgentWorkflow(WorkflowFile):
                 filter(None, [ended.line, refused if session.refused not in ended.text else ""])
             )
             return RecipeError(ended.place or self.place, ended.kind, line)
-        # The trajectory's clock stands still while an engine is waited for; a client's does not.
-        late = "its last request had no answer yet; is its client's timeout too short?"
-        waited = late if session.waits else ""
+        waited = "a request had no answer yet; is its client's timeout too short?" if late else ""
         traceback = ended.traceback[-DETAIL_CHARS:]
         detail = "\n".join(filter(None, [ended.said, refused, waited, traceback]))
-        if session.answered and not session.waits and self.config.crash == "failed":
+        if session.answered and not late and self.config.crash == "failed":
             return AgentFailure("crashed", detail)
         return InfrastructureFailure(LOST, detail)
 
