@@ -82,6 +82,17 @@ def test_every_layout_says_the_same_and_programs_are_told_apart_by_what_they_pri
     assert [result.passed for result in results] == [True] * len(RIGHT) + [False] * len(WRONG)
 
 
+@pytest.mark.parametrize(
+    "imports",
+    ["from xml.dom import minidom", "def never():\n    import absent\nimport xml.dom.minidom"],
+)
+def test_what_a_program_imports_is_imported_once_for_all_of_its_tests(imports):
+    program = f"import sys\nprint('xml.dom.minidom' in sys.modules)\n{imports}\n"
+    (test,) = asserts_of([{"input": "", "output": "True", "testtype": "stdin"}])
+    result = asyncio.run(Checker(seconds=5).passed(prepared(program, test), test))
+    assert result.passed, result.reason
+
+
 def test_a_program_that_reads_nothing_is_no_trouble_however_much_there_is_to_read():
     tests = asserts_of([{"input": "x" * 10**6, "output": "42", "type": "stdin_stdout"}])
     result = asyncio.run(Checker(seconds=5).passed(prepared("print(42)", tests[0]), tests[0]))

@@ -90,9 +90,10 @@ def prepared(program: str, tests: str) -> str:
     parts = [program]
     if name == "printed":
         ours = [inspect.getsource(in_words), inspect.getsource(said_by)]
-        parts = ["from collections.abc import Callable", *ours]
+        parts = ["from collections.abc import Callable", inspect.getsource(imports_of), *ours]
         parts += [f"RUNS = {{}}\nexec({inspect.getsource(run_program)!r}, RUNS)"]
-        run = f"said_by({program!r}, stdin, RUNS['run_program'])"
+        parts += [f"PROGRAM = {program!r}\nimports_of(PROGRAM)"]
+        run = "said_by(PROGRAM, stdin, RUNS['run_program'])"
         parts += [f"def printed(stdin):\n    return {run}"]
     elif name and re.search(r"^class Solution\b", program, re.MULTILINE):
         parts.append(f"{name} = getattr(Solution(), {name!r})")
@@ -115,6 +116,24 @@ def in_words(text: str) -> str:
 
     lines = text.strip().splitlines()
     return "\n".join(" ".join(map(by_value, line.split())) for line in lines)
+
+
+def imports_of(program: str) -> None:
+    """Makes the imports of a program, which the processes of its tests then share: numpy takes a
+    tenth of a second. Nothing of its own runs or is found: it has written no file yet. Runs in the
+    sandbox alone."""
+    import ast
+    import sys
+    from contextlib import suppress
+
+    with suppress(BaseException):  # no Python
+        tree = ast.parse(program)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                with suppress(BaseException):  # its tests say so, where they come to it
+                    exec(compile(ast.Module([node], []), "imports", "exec"), {})
+    if "numpy" in sys.modules:
+        __import__("numpy.random")  # of which `run_python` makes use
 
 
 def said_by(program: str, stdin: str, run: Callable[[str, int, bool], None]) -> str:
