@@ -265,7 +265,30 @@ def test_who_has_answered_before_refuses_one_question_alone(status, action, seen
         coach = coach_at(url, form="text", concurrency=1)
         probe(coach)
         missing, judged = judge(coach, *different(action, seen, 2))
-    assert (missing.kind, judged.score, len(bodies)) == ("coach_refused", 5, 3)
+    assert (missing.kind, judged.score) == ("coach_refused", 5)
+    assert bodies[2] == bodies[0] and len(bodies) == 4
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_who_answers_no_question_any_more_ends_the_run(status, action, seen):
+    with openai_server(
+        lambda body, n: verdict(body, 5) if n == 1 else Reply("no credit", status)
+    ) as (url, _):
+        coach = coach_at(url, form="text", concurrency=1)
+        probe(coach)
+        (ended,) = judge(coach, (action, seen))
+    assert isinstance(ended, RunPaused) and "no credit" in str(ended)
+
+
+def test_what_is_refused_while_the_endpoint_is_busy_is_asked_again(action, seen):
+    busy = Reply("busy", 503, headers={"Retry-After": "0"})
+    with openai_server(
+        lambda body, n: {2: Reply("of this kind", 400), 3: busy}.get(n, verdict(body, 5))
+    ) as (url, bodies):
+        coach = coach_at(url, form="text")
+        probe(coach)
+        (judged,) = judge(coach, (action, seen))
+    assert (judged.score, len(bodies)) == (5, 4)
 
 
 def test_who_is_cut_off_while_thinking_is_not_asked_the_same_again(action, seen):

@@ -93,8 +93,8 @@ class ChatClient:
         self.redaction = endpoint.redaction
         key = endpoint.api_key or "none"  # local servers take any
         self.connection = HttpConnection(endpoint.base_url, key, endpoint.timeout)
-        self.answered = False
-        """Whether a question of ours has had an answer."""
+        self.answered: dict[str, Any] | None = None
+        """The first question of ours that had an answer, as it was sent."""
         self._other_model = False
 
     async def close(self) -> None:
@@ -109,9 +109,13 @@ class ChatClient:
             TimeoutError, ConnectionFailure, Redirect: There is no answer.
             MalformedAnswer: It is anything else.
         """
-        return await self._exchange(
-            "POST", "chat/completions", self.endpoint.request_body(inquiry), self._read
-        )
+        return await self.ask_as(self.endpoint.request_body(inquiry))
+
+    async def ask_as(self, body: dict[str, Any]) -> ChatAnswer:
+        """Makes one exchange from the body of its request, as `ask` does."""
+        answer = await self._exchange("POST", "chat/completions", body, self._read)
+        self.answered = self.answered or body
+        return answer
 
     async def _exchange(
         self, method: str, path: str, body: Any, read: Callable[[HttpAnswer], T]
@@ -161,7 +165,6 @@ class ChatClient:
                 f"an answer of {len(text)} characters; at most {LONGEST_TEXT_CHARS} are read"
             )
         self._notice_model(values.get("model"))
-        self.answered = True
         return ChatAnswer(self.redaction.redact(text), counted, str(finish))
 
     def _count(self, values: Any) -> bool:

@@ -2,10 +2,10 @@
 
 Two kinds of failure. What may pass (429, 5xx, a connection, a time-out, an answer that is not in
 the protocol) is a `TransientFailure`, which is repeated; where the endpoint will not judge this
-very question (too long, a filter, a refusal; any 400 or 422, once it has answered another) that one
-judgement is missing (`InfrastructureFailure`). What cannot pass (a refused key, an unknown model, a
-field that the endpoint has never taken, a redirect to another server) ends the run at once, with
-everything up to the last step saved (`RunPaused`).
+very question (too long, a filter, a refusal; a 400 or 422, if it still answers the first that it
+has answered) that one judgement is missing (`InfrastructureFailure`). What cannot pass (a refused
+key, an unknown model, no credit, in whichever words, a redirect to another server) ends the run at
+once, with everything up to the last step saved (`RunPaused`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class EndpointTransport:
         inquiry.begun = inquiry.begun or time.monotonic()
         self.tally.counts["requests"] += 1
         try:
-            answer = await self.client.ask(inquiry)
+            answer = await self._ask(inquiry)
         except ReportedError as error:
             raise self._meaning(error) from error
         except TimeoutError as error:
@@ -82,6 +82,21 @@ class EndpointTransport:
         inquiry.finish = answer.finish
         return answer.text if inquiry.whole else answer.verdict
 
+    async def _ask(self, inquiry: Inquiry) -> ChatAnswer:
+        """Makes one exchange. Where the question is refused, the first that had an answer is asked
+        again: 400 is also what some say of an account without credit, or of a key that has expired.
+
+        Raises:
+            InfrastructureFailure: This question alone is refused.
+        """
+        try:
+            return await self.client.ask(inquiry)
+        except ReportedError as error:
+            if error.final or error.status not in (400, 422) or not self.client.answered:
+                raise
+            await self.client.ask_as(self.client.answered)
+            raise InfrastructureFailure("coach_refused", str(error)) from error
+
     def _meaning(self, error: ReportedError) -> Exception:
         """Returns what a reported error means: it may pass, concerns this question alone, or ends
         the run."""
@@ -94,7 +109,7 @@ class EndpointTransport:
                 return TransientFailure(
                     "coach_protocol", f"an error in place of an answer: {error}"
                 )
-            if error.status == 413 or (error.status in (400, 422) and self.client.answered):
+            if error.status == 413:
                 return InfrastructureFailure("coach_refused", str(error))
         return RunPaused(str(self._problem(error)))
 
