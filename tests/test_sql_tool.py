@@ -140,15 +140,26 @@ def test_only_the_tables_that_agents_may_read_can_be_read(shop):
         "SELECT id FROM orders WHERE EXISTS (SELECT 1 FROM secrets WHERE label > 'a')",
         "WITH orders AS (SELECT * FROM secrets) SELECT * FROM orders",
         'WITH "Orders"(label) AS MATERIALIZED (SELECT label FROM secrets) SELECT * FROM orders',
+        'WITH orders("(") AS (SELECT label FROM secrets) SELECT * FROM orders',
+        "SELECT * FROM (WITH orders AS (SELECT label FROM secrets) SELECT $x('), * FROM orders), "
+        "(SELECT '')\n[1]",
+        "SELECT count(*) FROM sqlite_schema",
+        "SELECT count(*) FROM open_orders",
     ):
-        problem = query_database(shop, query, config).problem
-        assert "prohibited" in problem or "a query can only read orders" in problem, query
+        answer = query_database(shop, query, config)
+        assert answer.problem and not answer.rows, query
     assert not query_database(
         shop, "WITH t AS (SELECT 1 FROM orders) SELECT count(*) FROM t", config
     ).problem
     view = CONFIG.model_copy(update={"tables": ["open_orders"]})
     assert not query_database(shop, "SELECT id, label FROM open_orders", view).problem
-    assert "prohibited" in query_database(shop, "SELECT label FROM secrets", view).problem
+    same_name = "WITH open_orders AS (SELECT id AS open FROM main.open_orders) SELECT open FROM"
+    assert query_database(shop, f"{same_name} open_orders", view).rows
+    for query in (
+        "SELECT label FROM secrets",
+        'WITH open_orders("(") AS (SELECT label FROM secrets) SELECT * FROM open_orders',
+    ):
+        assert "no such table: secrets" in query_database(shop, query, view).problem
 
 
 # What is refused

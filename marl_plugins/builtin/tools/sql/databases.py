@@ -38,9 +38,9 @@ def tables_of(connection: sqlite3.Connection) -> list[str]:
 
 
 def columns_of(connection: sqlite3.Connection, table: str) -> list[str]:
-    return [
-        name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))
-    ]
+    """Returns the names of all columns, those that are computed too."""
+    rows = connection.execute("SELECT name FROM pragma_table_xinfo(?)", (table,))
+    return [name for (name,) in rows]
 
 
 def database_problems(path: Path, tables: Sequence[str]) -> list[Problem]:

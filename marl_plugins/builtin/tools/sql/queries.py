@@ -7,9 +7,9 @@
 
 One SELECT, and in the last line the JSON list of its parameters, if it has any. Every call has a
 connection of its own, in a thread. What an agent writes can read the tables that it is given and
-nothing else (SQLite's authorizer), and it ends: after a number of steps of SQLite's virtual
-machine, so that a run repeats. A query that is wrong is an answer with SQLite's words; a database
-that is gone is infrastructure.
+nothing else: it has to compile where these alone are. It ends after a number of steps of SQLite's
+virtual machine, so that a run repeats. A query that is wrong is an answer with SQLite's words; a
+database that is gone is infrastructure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,12 +209,8 @@ def _answer(
         return QueryResult(
             problem="the tables in WITH use each other too often; write a shorter query"
         )
-    readable = {name.lower() for name in config.tables} or {
-        *tables,
-        "sqlite_master",
-        "sqlite_schema",
-    }
-    views = readable - defined.keys()
+    everything = {*tables, "sqlite_master", "sqlite_schema"}
+    readable = {name.lower() for name in config.tables} or everything
     meter = Meter(config)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, config.value_bytes)
     for limit, value in LIMITS.items():
@@ -221,15 +219,11 @@ def _answer(
         connection.create_function(name, -1, meter.date(name), deterministic=True)
 
     def authorize(
-        action: int, one: str | None, two: str | None, _: str | None, view: str | None
+        allowed: set[str], action: int, one: str | None, two: str | None, *_: str | None
     ) -> int:
-        if (
-            action == sqlite3.SQLITE_READ
-            and str(one).lower() not in readable
-            and str(view).lower() not in views  # SQLite calls tables in WITH views, too
-        ):
+        if action == sqlite3.SQLITE_READ and (name := str(one).lower()) not in allowed:
             # a table in WITH of which no column is read is asked for, too
-            return sqlite3.SQLITE_DENY if two or str(one).lower() in tables else sqlite3.SQLITE_OK
+            return sqlite3.SQLITE_DENY if two or name in everything else sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_FUNCTION:
             name = str(two).lower()
             meter.step = STEPS_WITH_PATTERNS if name in PATTERNS else meter.step
@@ -237,9 +231,14 @@ def _answer(
                 return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK if action in ALLOWED else sqlite3.SQLITE_DENY
 
-    connection.set_authorizer(authorize)
     connection.set_progress_handler(meter.spent, PERIOD_STEPS)
     try:
+        if config.tables:
+            own = [tables[name] for name in readable & tables.keys()]
+            with closing(without_rows(connection, own)) as empty:
+                empty.set_authorizer(partial(authorize, readable))
+                empty.execute(f"EXPLAIN {query}", parameters)
+        connection.set_authorizer(partial(authorize, everything))
         cursor = connection.execute(query, parameters)
         if cursor.description is None:
             return QueryResult(problem="there is no query; write one SELECT")
@@ -258,6 +257,20 @@ def _answer(
             problem=meter.problem
             or f"{error}{_hint(str(error), connection, readable & tables.keys(), tables)}"
         )
+
+
+def without_rows(connection: sqlite3.Connection, tables: Iterable[str]) -> sqlite3.Connection:
+    """Returns a database that has tables alone, of a database's tables and views. What a query
+    names there is the same as here; SQLite does not tell a view from a table in WITH."""
+
+    def quoted(name: str) -> str:
+        return '"{}"'.format(name.replace('"', '""'))
+
+    empty = sqlite3.connect(":memory:")
+    for table in tables:
+        columns = ", ".join(map(quoted, columns_of(connection, table)))
+        empty.execute(f"CREATE TABLE {quoted(table)} ({columns})")
+    return empty
 
 
 def _hint(
@@ -349,10 +362,9 @@ TOKEN = re.compile(
 
 def tables_in_with(query: str) -> tuple[Counter[str], Counter[str]]:
     """Returns how often each name stands in a query, and how often it is defined in WITH."""
-    tokens = [
-        match[0].strip("'\"`[]").lower() for match in TOKEN.finditer(query) if not match["skip"]
-    ]
-    uses, defined = Counter(tokens), Counter[str]()
+    tokens = [match[0].lower() for match in TOKEN.finditer(query) if not match["skip"]]
+    names = [token.strip("'\"`[]") for token in tokens]
+    uses, defined = Counter(names), Counter[str]()
     for place, token in enumerate(tokens):
         after = [
             word for word in tokens[place + 1 : place + 4] if word not in ("not", "materialized")
@@ -363,7 +375,7 @@ def tables_in_with(query: str) -> tuple[Counter[str], Counter[str]]:
                 while at and tokens[at] != "(":
                     at -= 1
                 at -= 1
-            defined[tokens[at]] += 1
+            defined[names[at]] += 1
     return uses, defined
 
 
