@@ -344,6 +344,38 @@ def test_a_budget_covers_nodes_of_higher_priority_first(tmp_path, priorities, ru
     assert "".join(sorted(parents)) == runs
 
 
+@pytest.mark.parametrize(
+    ("read", "over"),
+    [
+        ("json.queries", "x"),
+        ("json", "x['queries']"),
+        ("{as: json, keys: {queries: text}}", "via"),
+        ("{as: json.plan, keys: {plan: list}}", "first(x)"),
+    ],
+)
+def test_a_map_over_what_agents_made_no_list_is_their_failure(tmp_path, read, over):
+    text = f"""
+        nodes:
+          x: {{role: a, with: {{q: task.prompt}}, read: {read}}}
+          via: {{let: x.text}}
+          y: {{map: {{over: "{over}", most: 3, nodes: {{z: {{let: item}}}}, give: z}}}}
+        give: str(y)
+    """
+    trajectory, _ = ran(tmp_path, text, says(a='{"queries": "Paris"}'))
+    assert trajectory.agent_failure == "no_answer"
+
+
+def test_a_map_takes_lists_that_expressions_make_of_a_text(tmp_path):
+    text = """
+        nodes:
+          x: {role: a, with: {q: task.prompt}, read: json}
+          y: {map: {over: "lines(x.plan) + [x.n]", most: 3, nodes: {z: {let: item}}, give: z}}
+        give: join(y, '+')
+    """
+    trajectory, _ = ran(tmp_path, text, says(a='{"plan": "one\\ntwo", "n": "three"}'))
+    assert trajectory.answer == "one+two+three"
+
+
 def test_a_stop_between_two_tries_leaves_the_last_one(tmp_path):
     text = """
         stop: done >= 1
@@ -377,7 +409,7 @@ def test_a_list_with_a_text_in_it_is_shown_as_texts(tmp_path):
 @pytest.mark.parametrize(
     ("node", "kind"),
     [
-        ("{map: {over: said, most: 3, nodes: {x: {let: item}}, give: x}}", "TypeError"),
+        ("{map: {over: task.prompt, most: 3, nodes: {x: {let: item}}, give: x}}", "TypeError"),
         ("{let: said + 1}", "TypeError"),
         ("{let: int(said)}", "ValueError"),
         ("{role: b, with: {q: said}, continues: said + 'x'}", "TypeError"),
@@ -482,14 +514,6 @@ def test_all_that_is_wrong_with_a_graph_is_said_at_once_by_file_and_line(tmp_pat
         (
             "nodes: {x: {role: a, with: {q: task.prompt}, read: json}, y: {let: x.score}}\ngive: y",
             "graph.attribute",
-        ),
-        *(
-            (
-                f"nodes: {{x: {{role: a, with: {{q: task.prompt}}, read: {read}}}, "
-                f"y: {{map: {{over: {over}, most: 3, nodes: {{z: {{let: item}}}}, give: z}}}}}}\ngive: str(y)",
-                "graph.read",
-            )
-            for read, over in (("json.text", "x"), ("{as: json, keys: {b: list}}", "x.a + x.b"))
         ),
         ("[1]", "recipe.value"),
         ("nodes: {x: {let: 1}", "recipe.not_yaml"),

@@ -24,7 +24,6 @@ from marl_plugins.builtin.graph.expressions import Expression
 from marl_plugins.builtin.graph.files import Files
 from marl_plugins.builtin.graph.names import Draft, Level
 from marl_plugins.builtin.graph.nodes import DONE, INDEX, LEFT, ROUND, TASK, TRAINING, Graph, Node
-from marl_plugins.builtin.graph.values import Result
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.recipe.validation import validated
 
@@ -296,8 +295,8 @@ def fail_parts(compiler: Compiler, config: grammar.FailSpec, draft: Draft) -> Ow
 def map_parts(compiler: Compiler, config: grammar.MapSpec, draft: Draft) -> Own | None:
     inner = config.map
     over = draft.expression(inner.over, "map", "over")
-    if over is not None:
-        compiler.problems += check_list(over, inner.most, draft)
+    if over is not None and inner.most is None:
+        compiler.problems += unbounded(over, draft)
     body, outer = compiler.body(inner, draft, "map", (inner.item, INDEX))
     if over is None or body is None:
         return None
@@ -305,24 +304,15 @@ def map_parts(compiler: Compiler, config: grammar.MapSpec, draft: Draft) -> Own 
     return {"over": over, "item": inner.item, "most": inner.most, "body": body, "outer": outer}
 
 
-def check_list(over: Expression, most: int | None, draft: Draft) -> list[Problem]:
-    """Returns the problem with a map over what agents may make as long as they like, or no list."""
-    where = draft.spot.below("map").where
+def unbounded(over: Expression, draft: Draft) -> list[Problem]:
+    """Returns the problem with a map over a list that agents may make as long as they like."""
     for name in over.names:
         spec = mapping(draft.level.spec_of(name))
-        read = mapping(spec.get("read")) or {"as": spec.get("read")}
-        bounded = most is not None or "map" in spec or "most" in read
+        bounded = "map" in spec or "most" in mapping(spec.get("read"))
         if name not in (TASK, TRAINING, ROUND, INDEX) and not bounded:
             got = f"the list comes from {name}, and may be of any length"
             fix = "give the map `most: 5`, or the node's `read`"
-            return [Problem("graph.most", where, got, fix=fix)]
-        form, _, key = str(read.get("as")).partition(".")
-        named = [one for of, one in over.attributes if of == name and one not in Result.READ]
-        for each in [key] if key else named:
-            if form == "json" and each not in mapping(read.get("keys")):
-                got = f"the list comes from {name}, whose {each!r} may be no list"
-                fix = f"keys: {{{each}: list}} and a default, in the node's `read`"
-                return [Problem("graph.read", where, got, fix=fix)]
+            return [Problem("graph.most", draft.spot.below("map").where, got, fix=fix)]
     return []
 
 

@@ -234,6 +234,8 @@ class MapNode(BodyNode):
         items = self.over.value(scope)
         if not isinstance(items, list):
             message = f"node {self.name!r}, over: expected a list, got {kind_of(items)}"
+            if sources_of(self.over, scope):
+                raise AgentFailure("no_answer", f"{self.place}: {message}")
             raise RecipeError(self.place, "TypeError", message)
         seen, around = self.seen(scope), scope.get(AROUND, ())
         scopes = await execution.all_of(
