@@ -51,6 +51,7 @@ def value(text, **names):
         ("[ran(a), ran(b)]", {"a": Absence(""), "b": 0}, [False, True]),
         ("a.text + a.output", {"a": Result(1, "one", " two")}, "one two"),
         ("[a.text, a.ok]", {"a": {"text": "one"}}, ["one", True]),
+        ("most_common([9, 10])", {}, 10),
     ],
 )
 def test_expressions_are_pythons(text, names, expected):
@@ -232,6 +233,21 @@ def test_a_loop_ends_and_hands_on_who_ended_it(tmp_path):
     last = by_node["after", None]
     assert last.shown[0][1] == "2" and by_node["rounds.check", 1].path in last.parents
     assert trajectory.answer == "two"
+
+
+def test_what_a_model_writes_is_not_what_a_loop_says_of_itself(tmp_path):
+    text = """
+        nodes:
+          twice:
+            loop:
+              most: 2
+              nodes: {x: {role: a, with: {q: task.prompt}, read: json}, own: {let: x.result}}
+              give: own
+          again: {let: twice}
+        give: join([twice.rounds, again.rounds, again.ok, twice['rounds']], ' ')
+    """
+    trajectory, _ = ran(tmp_path, text, says(a='{"result": {"rounds": 99, "ok": 0}}'))
+    assert trajectory.answer == "2 2 True 99"
 
 
 def test_a_map_keeps_the_order_and_leaves_out_what_gave_nothing(tmp_path):

@@ -87,15 +87,15 @@ def plain(value: Any) -> Any:
 
 def attribute(value: Any, name: str) -> Any:
     """Returns `value.name` of an expression: of a result, or an entry of a mapping, which comes
-    first where nobody has answered it; of what was skipped it is that itself.
+    first where it is neither an answer nor a loop's; of what was skipped it is that itself.
 
     Raises:
         AttributeError: It has none.
         KeyError: The mapping has no such entry.
     """
     if isinstance(value, Result):
-        entries = value.value if value.action is None and isinstance(value.value, dict) else ()
-        if name in Result.READ and name not in entries:
+        own = isinstance(value.value, dict) and not (value.action or value.rounds)
+        if name in Result.READ and not (own and name in value.value):
             return getattr(value, name)
         value = value.value
     if isinstance(value, Absence):
