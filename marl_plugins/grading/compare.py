@@ -30,9 +30,10 @@ MATRIX_WORK = re.compile(r"\\end\s*\{\w+\}\s*(?:[^\s\\]|\\(?:begin|cdot|times))"
 """A matrix that is still to be added, multiplied or inverted."""
 UNEQUAL = re.compile(r"(?:[<>!]|\\not)\s*=")
 """What is no equation: `x >= 5`, `\\not= 5`."""
-AS_WRITTEN = re.compile(r"\d\s*(?:_|\{?:\}?\s*\d\d(?!\d))")
-"""A number in another base, `2016_8`, or a time, `2:40`: math-verify leaves out the base, and
-divides hours by minutes."""
+BASED = re.compile(r"\d\s*_")
+"""A number in another base, `2016_8`: math-verify leaves out the base."""
+TIME = re.compile(r"(?<!\d)\d\d?:[0-5]\d(?!\d)")
+"""What may be a time, `2:40`: math-verify divides hours by minutes, as it has to with ratios."""
 
 
 async def right(text: str | None, label: Any) -> bool:
@@ -95,9 +96,9 @@ async def same(answer: str, label: str) -> bool:
     if value is not None:
         mine = number(a)
         return mine is not None and close(mine, value)
-    if AS_WRITTEN.search(a + b):
-        a, b = (re.sub(r"[{}\s]", "", one) for one in (a, b))
-        return a == b
+    written, wanted = (re.sub(r"[{}\s]|\\[,;!]", "", one) for one in (a, b))
+    if BASED.search(a + b) or (TIME.search(wanted) and ":" in written):
+        return written == wanted
     if a == b or not a.isascii():
         return a == b != ""
     if MATRIX_WORK.search(a) or not {*NAMES.findall(a)} <= {*NAMES.findall(b), *PLAIN_NAMES}:
