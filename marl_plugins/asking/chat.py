@@ -25,7 +25,6 @@ from marl_plugins.asking.reading import (
     seconds_of,
     token_count,
 )
-from marl_plugins.asking.request import Inquiry
 
 T = TypeVar("T")
 
@@ -100,8 +99,11 @@ class ChatClient:
     async def close(self) -> None:
         await self.connection.close()
 
-    async def ask(self, inquiry: Inquiry) -> ChatAnswer:
+    async def ask(self, body: dict[str, Any]) -> ChatAnswer:
         """Makes one exchange.
+
+        Args:
+            body: Of the request, as `CoachEndpoint.request_body` makes it.
 
         Raises:
             ReportedError: The answer reports an error.
@@ -109,10 +111,6 @@ class ChatClient:
             TimeoutError, ConnectionFailure, Redirect: There is no answer.
             MalformedAnswer: It is anything else.
         """
-        return await self.ask_as(self.endpoint.request_body(inquiry))
-
-    async def ask_as(self, body: dict[str, Any]) -> ChatAnswer:
-        """Makes one exchange from the body of its request, as `ask` does."""
         answer = await self._exchange("POST", "chat/completions", body, self._read)
         self.answered = self.answered or body
         return answer

@@ -90,11 +90,11 @@ class EndpointTransport:
             InfrastructureFailure: This question alone is refused.
         """
         try:
-            return await self.client.ask(inquiry)
+            return await self.client.ask(self.endpoint.request_body(inquiry))
         except ReportedError as error:
             if error.final or error.status not in (400, 422) or not self.client.answered:
                 raise
-            await self.client.ask_as(self.client.answered)
+            await self.client.ask(self.client.answered)
             raise InfrastructureFailure("coach_refused", str(error)) from error
 
     def _meaning(self, error: ReportedError) -> Exception:
@@ -201,7 +201,7 @@ class EndpointTransport:
         for attempt in itertools.count(1):
             try:
                 async with asyncio.timeout(until - time.monotonic()):
-                    return await self.client.ask(inquiry)
+                    return await self.client.ask(self.endpoint.request_body(inquiry))
             except TimeoutError as error:
                 if timed_out or time.monotonic() >= until:
                     raise busy or error from None  # an endpoint that said it is busy did answer

@@ -89,12 +89,11 @@ def prepared(program: str, tests: str) -> str:
     name = asked[1] if asked else ""
     parts = [program]
     if name == "printed":
-        ours = [inspect.getsource(in_words), inspect.getsource(said_by)]
-        parts = ["from collections.abc import Callable", inspect.getsource(imports_of), *ours]
-        parts += [f"RUNS = {{}}\nexec({inspect.getsource(run_program)!r}, RUNS)"]
-        parts += [f"PROGRAM = {program!r}\nimports_of(PROGRAM)"]
-        run = "said_by(PROGRAM, stdin, RUNS['run_program'])"
-        parts += [f"def printed(stdin):\n    return {run}"]
+        run = f"RUNS = {{}}\nexec({inspect.getsource(run_program)!r}, RUNS)"
+        known = f"PROGRAM = {program!r}\nimports_of(PROGRAM)"
+        call = "def printed(stdin):\n    return said_by(PROGRAM, stdin, RUNS['run_program'])"
+        ours = *map(inspect.getsource, [imports_of, in_words]), inspect.getsource(said_by)
+        parts = ["from collections.abc import Callable", *ours, run, known, call]
     elif name and re.search(r"^class Solution\b", program, re.MULTILINE):
         parts.append(f"{name} = getattr(Solution(), {name!r})")
     if "alike(" in tests:
@@ -123,17 +122,13 @@ def imports_of(program: str) -> None:
     tenth of a second. Nothing of its own runs or is found: it has written no file yet. Runs in the
     sandbox alone."""
     import ast
-    import sys
     from contextlib import suppress
 
     with suppress(BaseException):  # no Python
-        tree = ast.parse(program)
-        for node in ast.walk(tree):
+        for node in ast.walk(ast.parse(program)):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 with suppress(BaseException):  # its tests say so, where they come to it
                     exec(compile(ast.Module([node], []), "imports", "exec"), {})
-    if "numpy" in sys.modules:
-        __import__("numpy.random")  # of which `run_python` makes use
 
 
 def said_by(program: str, stdin: str, run: Callable[[str, int, bool], None]) -> str:

@@ -91,8 +91,8 @@ def run_python(body: Callable[[], object], names: dict[str, Any]) -> int:
     """
     wait, now, pause = os.waitpid, time.monotonic, time.sleep  # whatever the program makes of them
     open_streams()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # or every program would draw the same numbers
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # or every program would draw the same numbers
     code = 0
     try:
         try:

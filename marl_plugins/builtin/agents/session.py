@@ -228,7 +228,6 @@ class EndpointSession:
         self._tools = ProgramTools(calls)
         self._requests: dict[bytes, list[asyncio.Task[EndpointAnswer]]] = {}
         """The works on equal requests, those last that were asked for last."""
-        self._running: dict[asyncio.Task[EndpointAnswer], None] = {}
 
     @property
     def roles(self) -> Mapping[str, RoleSpec]:
@@ -258,7 +257,6 @@ class EndpointSession:
             works.remove(work)
         else:
             work = asyncio.create_task(as_refusals(self._answered(request, after)))
-            self._running[work] = None
             work.add_done_callback(self._done)
         works.append(work)
         self.waits.add(work)
@@ -270,7 +268,6 @@ class EndpointSession:
 
     def _done(self, work: asyncio.Task[EndpointAnswer]) -> None:
         """Keeps what ended a request and ends the trajectory."""
-        self._running.pop(work, None)
         if work.cancelled():
             return
         error = work.exception()
@@ -325,10 +322,10 @@ class EndpointSession:
 
     async def close(self) -> None:
         """Cancels what is on its way, and lets be scored what has waited for its tools' answers."""
-        running = list(self._running)
-        for work in running:
+        asked = [work for works in self._requests.values() for work in works]
+        for work in asked:
             work.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*asked, return_exceptions=True)
         if self.failed.done() and not self.failed.cancelled():
             self.failed.exception()  # whoever did not wait for it has ended for another reason
         for turn in self._conversations.branches():

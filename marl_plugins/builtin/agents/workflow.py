@@ -116,8 +116,7 @@ class AgentWorkflow(WorkflowFile):
         """Returns what a program that has ended without an answer is to the run."""
         # The trajectory's clock stands still while an engine is waited for; a client's does not.
         # Other exceptions are the program's own, whatever else it has asked for meanwhile.
-        gave_up = not ended.kind or TIMED_OUT.search(ended.traceback)
-        late = bool(session.waits) and gave_up
+        late = session.waits and (not ended.kind or TIMED_OUT.search(ended.traceback))
         if session.agent_failure is not None and not late:
             return session.agent_failure
         refused = f"a request was refused: {session.refused}" if session.refused else ""

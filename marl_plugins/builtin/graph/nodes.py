@@ -234,9 +234,8 @@ class MapNode(BodyNode):
         items = self.over.value(scope)
         if not isinstance(items, list):
             message = f"node {self.name!r}, over: expected a list, got {kind_of(items)}"
-            if sources_of(self.over, scope):
-                raise AgentFailure("no_answer", f"{self.place}: {message}")
-            raise RecipeError(self.place, "TypeError", message)
+            error = RecipeError(self.place, "TypeError", message)
+            raise AgentFailure("no_answer", str(error)) if sources_of(self.over, scope) else error
         seen, around = self.seen(scope), scope.get(AROUND, ())
         scopes = await execution.all_of(
             [

@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +84,13 @@ end it in time."""
 MAX_TABLE_COPIES = 1_000
 """Copies that SQLite makes of the tables in WITH before the first step is counted."""
 BROKEN = {
-    *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN),
-    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL),
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_PROTOCOL,
 }
 """Errors that no query is to blame for."""
 
@@ -204,13 +208,13 @@ def _answer(
     tables: dict[str, str],
 ) -> QueryResult:
     """Raises `sqlite3.Error` where the database is to blame."""
-    uses, defined = tables_in_with(query)
-    if expansions(uses, defined) > MAX_TABLE_COPIES:
+    if expansions(query) > MAX_TABLE_COPIES:
         return QueryResult(
             problem="the tables in WITH use each other too often; write a shorter query"
         )
     everything = {*tables, "sqlite_master", "sqlite_schema"}
     readable = {name.lower() for name in config.tables} or everything
+    own = sorted(tables[name] for name in readable & tables.keys())
     meter = Meter(config)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, config.value_bytes)
     for limit, value in LIMITS.items():
@@ -218,10 +222,8 @@ def _answer(
     for name in DATES:
         connection.create_function(name, -1, meter.date(name), deterministic=True)
 
-    def authorize(
-        allowed: set[str], action: int, one: str | None, two: str | None, *_: str | None
-    ) -> int:
-        if action == sqlite3.SQLITE_READ and (name := str(one).lower()) not in allowed:
+    def authorize(action: int, one: str | None, two: str | None, *_: str | None) -> int:
+        if action == sqlite3.SQLITE_READ and (name := str(one).lower()) not in readable:
             # a table in WITH of which no column is read is asked for, too
             return sqlite3.SQLITE_DENY if two or name in everything else sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_FUNCTION:
@@ -234,11 +236,11 @@ def _answer(
     connection.set_progress_handler(meter.spent, PERIOD_STEPS)
     try:
         if config.tables:
-            own = [tables[name] for name in readable & tables.keys()]
             with closing(without_rows(connection, own)) as empty:
-                empty.set_authorizer(partial(authorize, readable))
+                empty.set_authorizer(authorize)
                 empty.execute(f"EXPLAIN {query}", parameters)
-        connection.set_authorizer(partial(authorize, everything))
+        readable = everything  # here, of which views read more than they are
+        connection.set_authorizer(authorize)
         cursor = connection.execute(query, parameters)
         if cursor.description is None:
             return QueryResult(problem="there is no query; write one SELECT")
@@ -253,32 +255,23 @@ def _answer(
             return QueryResult(problem=meter.problem, stopped=meter.stopped)
         connection.set_progress_handler(None, 0)
         connection.set_authorizer(None)
-        return QueryResult(
-            problem=meter.problem
-            or f"{error}{_hint(str(error), connection, readable & tables.keys(), tables)}"
-        )
+        return QueryResult(problem=meter.problem or f"{error}{_hint(str(error), connection, own)}")
 
 
 def without_rows(connection: sqlite3.Connection, tables: Iterable[str]) -> sqlite3.Connection:
     """Returns a database that has tables alone, of a database's tables and views. What a query
     names there is the same as here; SQLite does not tell a view from a table in WITH."""
-
-    def quoted(name: str) -> str:
-        return '"{}"'.format(name.replace('"', '""'))
-
     empty = sqlite3.connect(":memory:")
-    for table in tables:
-        columns = ", ".join(map(quoted, columns_of(connection, table)))
-        empty.execute(f"CREATE TABLE {quoted(table)} ({columns})")
+    for known in tables:
+        names = [known, *columns_of(connection, known)]
+        table, *columns = ['"{}"'.format(name.replace('"', '""')) for name in names]
+        empty.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
     return empty
 
 
-def _hint(
-    error: str, connection: sqlite3.Connection, readable: Iterable[str], tables: dict[str, str]
-) -> str:
+def _hint(error: str, connection: sqlite3.Connection, own: Sequence[str]) -> str:
     """Returns what helps to correct a query: the name that an unknown table or column is closest
     to."""
-    own = sorted(tables[table] for table in readable)
     if "authoriz" in error and "function" not in error:
         return f"; a query can only read {', '.join(own)}"
     if not (unknown := re.match(r"no such (table|column): (?:\w+\.)?(.+)", error)):
@@ -358,37 +351,20 @@ TOKEN = re.compile(
     r"""(?P<skip>\s+|--[^\n]*|/\*.*?(?:\*/|\Z))|'(?:[^']|'')*'|"(?:[^"]|"")*"|`[^`]*`|\[[^]]*]|[\w$\x80-\U0010ffff]+|.""",
     re.DOTALL,
 )
+DEFINED = re.compile(r"(\S+) (?:\( [^()]* \) )?as (?:not )?(?:materialized )?\(")
+"""Finds a name that WITH defines, in words with a space between."""
 
 
-def tables_in_with(query: str) -> tuple[Counter[str], Counter[str]]:
-    """Returns how often each name stands in a query, and how often it is defined in WITH."""
-    tokens = [match[0].lower() for match in TOKEN.finditer(query) if not match["skip"]]
-    names = [token.strip("'\"`[]") for token in tokens]
-    uses, defined = Counter(names), Counter[str]()
-    for place, token in enumerate(tokens):
-        after = [
-            word for word in tokens[place + 1 : place + 4] if word not in ("not", "materialized")
-        ]
-        if token == "as" and after[:1] == ["("] and place:
-            at = place - 1
-            if tokens[at] == ")":  # of its columns' names
-                while at and tokens[at] != "(":
-                    at -= 1
-                at -= 1
-            defined[names[at]] += 1
-    return uses, defined
-
-
-def expansions(uses: Counter[str], defined: Counter[str]) -> float:
+def expansions(query: str) -> float:
     """Counts how often the tables in WITH are copied into each other, at most: SQLite does so
     before it begins to count steps.
 
     Sixteen tables that each name the one before twice are 65,536 copies, a second; twenty-four are
     some minutes.
-
-    Args:
-        uses, defined: As of `tables_in_with`.
     """
+    tokens = [token[0] for token in TOKEN.finditer(query.lower()) if not token["skip"]]
+    words = [re.sub(r"(?s)(?<=.)\W|\W(?=.)", "", token) for token in tokens]  # without quotes
+    uses, defined = Counter(words), Counter(DEFINED.findall(" ".join(words)))
     copies = 1.0
     for name, times in defined.items():
         copies *= min(max(1.0, uses[name] / times - 1) ** times, 2.0 * MAX_TABLE_COPIES)
