@@ -94,6 +94,13 @@ GEMMA = (
     "{% for m in messages %}{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' + m.content | trim + '<end_of_turn>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
 )
+GEMMA4 = (
+    "{{ '<bos><|turn>system\n' }}{% for tool in tools or [] %}"
+    "{{ '<|tool>' + tool.function.name + ':<|\"|>' + tool.function.description + '<|\"|><tool|>' }}{% endfor %}"
+    "{{ '<turn|>\n' }}{% for m in messages %}{{ '<|turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
+    "{{ (m.content.split('<channel|>')[-1] if m.role == 'assistant' else m.content) | trim + '<turn|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|turn>model\n' }}{% endif %}"
+)
 MISTRAL = (
     "{{ '<s>' }}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}"
@@ -117,6 +124,20 @@ FAMILIES = {
         lambda: of_bytes("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
         GEMMA,
         "<eos>",
+    ),
+    "gemma4": (
+        lambda: of_bytes(
+            "<bos>",
+            "<|turn>",
+            "<turn|>",
+            "<|tool>",
+            "<tool|>",
+            '<|"|>',
+            "<|channel>",
+            "<channel|>",
+        ),
+        GEMMA4,
+        "<turn|>",
     ),
     "mistral": (lambda: of_bytes("<s>", "</s>", "[INST]", "[/INST]"), MISTRAL, "</s>"),
     "granite": (

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,13 @@ class ForeignText:
 
     def hidden_values(self, values: Any) -> Any:
         """Returns JSON values with all texts in them hidden."""
-        return json.loads(self.hide(json.dumps(values, ensure_ascii=False)))
+        if isinstance(values, str):
+            return self.hide(values)
+        if isinstance(values, Mapping):
+            return {self.hide(key): self.hidden_values(value) for key, value in values.items()}
+        if isinstance(values, list | tuple):
+            return [self.hidden_values(value) for value in values]
+        return values
 
     def sampled(self, ids: Sequence[int], text: str) -> SafeText:
         """Returns what was sampled for a template that shows it again: control tokens that were
