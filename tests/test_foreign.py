@@ -293,6 +293,11 @@ def test_arguments_are_those_that_the_template_takes():
         chat.given((), {"enable_thinkin": False})
     with refused(("models.template_argument", "p", "template.messages")):
         ChatFormat(tokenizer, "p", arguments={"messages": []})
+    marked = copy.copy(tokenizer)  # as transformers tells an assistant's words from others
+    marked.chat_template = f"{{%- generation -%}}{tokenizer.chat_template}{{% endgeneration %}}"
+    assert ChatFormat(marked, "p", arguments={"enable_thinking": True}).rendered(asked)
+    with refused(("models.template_argument", "p", "template.enable_thinkin")):
+        ChatFormat(marked, "p", arguments={"enable_thinkin": False})
     llama = ChatFormat(
         family("llama3"), "p", arguments={"date_string": "1 Jan 2020"}, day=date(2024, 7, 26)
     )
@@ -337,6 +342,17 @@ def gemma(tmp_path):
     return tmp_path
 
 
+def rewritten(folder, change):
+    """Changes the chat template of a model's folder."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        file.write_text(change(file.read_text()))
+        return
+    file = folder / "tokenizer_config.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps({**values, "chat_template": change(values["chat_template"])}))
+
+
 def words_of(folder, model, *more):
     """The words of a run of one role with a system prompt."""
     (folder / "recipe").mkdir()
@@ -363,9 +379,11 @@ def words_of(folder, model, *more):
     return ["--recipe", str(folder / "recipe"), *data, *output, *more]
 
 
-def test_a_plan_tries_the_template(gemma):
+@pytest.mark.parametrize("marks", [("", ""), ("{%- generation %}", "{% endgeneration -%}")])
+def test_a_plan_tries_the_template(gemma, marks):
     """It refuses the system message, and takes no argument of any name."""
     system = ("models.template_refuses", "a")
+    rewritten(gemma, lambda template: template.join(marks))
     with refused(system):
         build_plan(words_of(gemma, gemma))
     shutil.rmtree(gemma / "recipe")
@@ -375,11 +393,7 @@ def test_a_plan_tries_the_template(gemma):
 
 def test_a_template_that_never_ends_is_left_behind(gemma, monkeypatch):
     monkeypatch.setattr("marl_plugins.engine.plan.user_code_thread.USER_CODE_SECONDS", 0.5)
-    file = gemma / "tokenizer_config.json"
-    loops = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
-    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": loops}))
-    for jinja in gemma.glob("*.jinja"):
-        jinja.write_text(loops)
+    rewritten(gemma, lambda _: "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3)
     with refused(("models.template_refuses", "a")):
         build_plan(words_of(gemma, gemma))
 

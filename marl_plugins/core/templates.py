@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,10 @@ def template_refuses(policy: str, role: str, error: Exception) -> Problem:
     )
 
 
+GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
+"""What transformers marks an assistant's words with; jinja itself does not know it."""
+
+
 def environment() -> Environment:
     """Returns an environment as transformers has it for chat templates."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -49,7 +54,7 @@ def wrong_arguments(
     from jinja2 import TemplateError, meta
 
     try:
-        parsed = environment().parse(template)
+        parsed = environment().parse(GENERATION.sub("", template))
     except TemplateError:  # another engine's, or broken: whoever renders it says so
         return []
     takes = sorted(meta.find_undeclared_variables(parsed).difference(OURS))

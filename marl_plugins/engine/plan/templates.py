@@ -12,7 +12,12 @@ from typing import Any
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.run import Run
-from marl_plugins.core.templates import environment, template_refuses, wrong_arguments
+from marl_plugins.core.templates import (
+    GENERATION,
+    environment,
+    template_refuses,
+    wrong_arguments,
+)
 from marl_plugins.engine.plan.lengths import empty_messages
 from marl_plugins.engine.plan.models import read_object
 from marl_plugins.engine.plan.user_code_thread import UserCodeTimeout, run_in_thread
@@ -68,7 +73,7 @@ def refusal(source: str, values: Mapping[str, Any]) -> Exception | None:
 
     ours = {"raise_exception": refuse, "strftime_now": date.today().strftime}
     try:
-        environment().from_string(source).render(
+        environment().from_string(GENERATION.sub("", source)).render(
             add_generation_prompt=True, **dict.fromkeys(TOKENS, "?"), **ours, **values
         )
     except Exception as error:
