@@ -322,6 +322,9 @@ def test_what_follows_the_thinking_is_the_answer():
         answer(qwen, "<think>never") == answer(r1, "never") == ""
     )  # R1's prompt has begun to think
     assert answer(r1, "hm</think>42") == "42"
+    gemma4 = ChatFormat(family("gemma4"), "p")
+    assert answer(gemma4, "<|channel>thought\nhm<channel|>42<turn|>") == "42"
+    assert answer(gemma4, "<|channel>thought\nhm") == ""
     unthinking = ChatFormat(family("llama3"), "p")  # its vocabulary has no such mark
     assert answer(unthinking, "<think>a</think> 42") == "<think>a</think> 42"
 
@@ -389,6 +392,21 @@ def test_a_plan_tries_the_template(gemma, marks):
     shutil.rmtree(gemma / "recipe")
     with refused(("models.template_argument", "policies.a.template.think"), system):
         build_plan(words_of(gemma, gemma, "--policy.a.template.think", "False"))
+
+
+def test_a_template_of_channels_is_refused(gemma):
+    """It raises where it is shown the channels of an earlier answer."""
+    harmony = (
+        "{% for m in messages %}{% if m.role == 'assistant' and '<|channel|>' in m.content %}"
+        "{{ raise_exception('channel tags in the content') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    tokenizer = copy.copy(family("gemma"))
+    tokenizer.chat_template = harmony
+    with refused(("models.channels", "p")):
+        ChatFormat(tokenizer, "p")
+    rewritten(gemma, lambda _: harmony)
+    with refused(("models.channels", "a")):
+        build_plan(words_of(gemma, gemma))
 
 
 def test_a_template_that_never_ends_is_left_behind(gemma, monkeypatch):

@@ -26,7 +26,7 @@ from typing import Any, Protocol, Self
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.foreign import ForeignText, SafeText
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.templates import wrong_arguments
+from marl_plugins.core.templates import in_channels, wrong_arguments
 
 
 class Tokenizer(Protocol):
@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
 
 
 _MARK = "\u2042marl\u2042"  # no template treats it specially, no template contains it
-THINKING = {"<think>": "</think>", "[THINK]": "[/THINK]"}
+THINKING = {"<think>": "</think>", "[THINK]": "[/THINK]", "<|channel>": "<channel|>"}
 """Marks between which models think, where they are tokens of their own."""
 
 
@@ -61,9 +61,9 @@ class ChatFormat:
         ends: Ids that end a turn, beside the tokenizer's own and the template's.
 
     Raises:
-        ConfigurationError: The tokenizer has no chat template, the template takes no such argument,
-            or it does not keep a conversation's beginning when a message is appended, so that turns
-            could not be told apart token by token.
+        ConfigurationError: The tokenizer has no chat template, the template takes no such argument
+            or writes answers in channels, or it does not keep a conversation's beginning when a
+            message is appended, so that turns could not be told apart token by token.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class ChatFormat:
         self._set(tools, arguments or {})
 
     def _set(self, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> None:
-        if wrong := wrong_arguments(self.tokenizer.chat_template, arguments):
+        template = self.tokenizer.chat_template
+        if wrong := [*in_channels(template), *wrong_arguments(template, arguments)]:
             raise ConfigurationError(problem.within(policy=self.policy) for problem in wrong)
         self.tools = tools
         self._arguments = {**self._arguments, **arguments}

@@ -44,6 +44,15 @@ def environment() -> Environment:
     )
 
 
+def in_channels(template: object) -> list[Problem]:
+    """Returns that a chat template shows answers in channels (Harmony, gpt-oss): it refuses an
+    earlier answer that says its own, which a message has no other place for."""
+    if "<|channel|>" not in str(template):
+        return []
+    got = "its chat template writes answers in channels (<|channel|>), which messages cannot have"
+    return [Problem("models.channels", got=got, fix="use another model, or serve it (`endpoint:`)")]
+
+
 def wrong_arguments(
     template: object, arguments: Iterable[str], key: str = "template"
 ) -> list[Problem]:

@@ -15,6 +15,7 @@ from marl_plugins.core.run import Run
 from marl_plugins.core.templates import (
     GENERATION,
     environment,
+    in_channels,
     template_refuses,
     wrong_arguments,
 )
@@ -31,6 +32,7 @@ def check_templates(run: Run) -> list[Problem]:
     for policy in run.policies if find_spec("jinja2") else ():
         if (source := template_of(Path(policy.model))) is None:
             continue
+        problems += [problem.within(policy=policy.name) for problem in in_channels(source)]
         problems += wrong_arguments(source, policy.template, f"policies.{policy.name}.template")
         for role in run.recipe.roles_of(policy.name):
             own = run.role(role).template
