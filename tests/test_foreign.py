@@ -329,6 +329,42 @@ def test_what_follows_the_thinking_is_the_answer():
     assert answer(unthinking, "<think>a</think> 42") == "<think>a</think> 42"
 
 
+READS_THINKING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+    "{% set thought = m.reasoning_content or '' %}{% set said = m.content %}"
+    "{% if not thought and '</think>' in said %}"
+    "{% set thought = said.split('</think>')[0].split('<think>')[-1] %}"
+    "{% set said = said.split('</think>')[-1] %}{% endif %}"
+    "{{ '<think>\n' + thought.strip('\n') + '\n</think>\n\n' + said.lstrip('\n') }}"
+    "{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' + OPENED }}{% endif %}"
+)
+IN_CONTENT = "{% if not thought and '</think>' in said %}"
+
+
+@pytest.mark.parametrize("opened", ["", "<think>\n"])
+@pytest.mark.parametrize("thought", ["I ask  the tool. ", "", "1 < 2\n\n  so"])
+def test_thinking_is_shown_again_where_a_template_takes_it_apart_from_the_content(opened, thought):
+    """Of two templates that write the same, the second reads thinking from `reasoning_content`
+    alone: it showed an empty one before that which the model had sampled."""
+    tokenizer, contexts = copy.copy(family("qwen3")), []
+    reads = READS_THINKING.replace("OPENED", repr(opened))
+    for template in (reads, reads.replace(IN_CONTENT, "{% if false %}")):
+        tokenizer.chat_template = template
+        chat = ChatFormat(tokenizer, "p")
+        first = next_turn(chat, None, [{"role": "user", "content": "2+2?"}], 0)
+        words = f"{'' if opened else '<think>' + chr(10)}{thought}\n</think>\n\nadd(2, 2)"
+        said = [*tokenizer.encode(words, add_special_tokens=False), *chat.end_of_turn]
+        generation = Generation((*said,), (-0.1,) * len(said), "stop", "p", 0)
+        spec = RoleSpec("a", "p", prompt_renderer("{x}", None), chat, Sampling(1.0, 1.0, 400, 4000))
+        action = action_of(spec, first, "a.0", Parents(()), generation)
+        for role in ("user", "tool"):
+            second = next_turn(chat, action, [{"role": role, "content": "4"}], 0)
+            assert second.extends and second.context[: len(first.context)] == first.context
+            contexts.append(second.context)
+    assert contexts[:2] == contexts[2:]
+
+
 @pytest.fixture
 def gemma(tmp_path):
     """A model's folder whose template refuses system messages."""

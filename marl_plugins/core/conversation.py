@@ -105,7 +105,8 @@ class ChatFormat:
         else:
             self._arguments.pop("tools", None)
         self._between: dict[tuple[tuple[str, str], ...], tuple[int, ...]] = {}
-        vars(self).pop("_opens_thinking", None)
+        for derived in ("_opens_thinking", "_writes_thinking"):
+            vars(self).pop(derived, None)
 
     def given(
         self, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any] | None = None
@@ -122,11 +123,26 @@ class ChatFormat:
             {**message, "content": self.foreign.hide(message["content"], message["role"])}
             for message in messages
         ]
+        if self._writes_thinking:
+            safe = [_parted(message) for message in safe]
+        return self._written(safe, prompt)
+
+    def _written(self, safe: list[dict[str, str]], prompt: bool) -> str:
         return str(
             self.tokenizer.apply_chat_template(
                 safe, tokenize=False, add_generation_prompt=prompt, **self._arguments
             )
         )
+
+    @cached_property
+    def _writes_thinking(self) -> bool:
+        """Whether the template writes thinking from `reasoning_content` alone: before that which
+        stands in an answer it puts another one, which is empty."""
+        if "reasoning_content" not in str(self.tokenizer.chat_template):
+            return False
+        said = {"role": "assistant", "content": "<think>\n?\n</think>\n\n?"}
+        written = self._written([{"role": "user", "content": "?"}, said], prompt=False)
+        return written.count("</think>") > 1
 
     def opening(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """Returns the ids of the opening messages, with the generation prompt open: the context of
@@ -276,3 +292,12 @@ class ChatFormat:
 
     def _unended(self, ids: Sequence[int]) -> list[int]:
         return list(ids)[: -1 if ids and ids[-1] in self.ends else None]
+
+
+def _parted(message: dict[str, str]) -> dict[str, str]:
+    """Returns an assistant's message with its thinking apart, as some templates read it."""
+    thought, ended, said = message["content"].rpartition("</think>")
+    if message["role"] != "assistant" or not ended:
+        return message
+    thought = thought.lstrip().removeprefix("<think>").strip("\n")
+    return {**message, "reasoning_content": thought, "content": said.lstrip("\n")}
