@@ -1,6 +1,7 @@
 """Rewards that are sums of terms: UnityMAS-O's four workflows, and what is refused."""
 
 import asyncio
+import itertools
 import random
 import shutil
 from types import SimpleNamespace
@@ -213,6 +214,70 @@ def test_a_gain_counts_from_the_last_value_that_there_is():
     assert found == pytest.approx(
         {"think0": 0.6, "code0": 0.6, "think1": 0.0, "think2": 0.1, "code2": 0.1}
     )
+
+
+def test_an_answer_after_the_rounds_gains_from_the_last_and_no_earlier_one_from_it():
+    edges = {"draft": [], "search0": ["draft"], "answer0": ["search0"], "search1": ["answer0"]}
+    edges |= {
+        "answer1": ["search1"],
+        "judge": ["answer1"],
+        "answer2": ["judge"],
+        "aside": ["draft"],
+    }
+    rounds = {path: int(path[-1]) for path in edges if path[-1] in "01"}
+    trajectory = noted(edges, rounds, roles={p: "answer" for p in edges if p[:-1] == "answer"})
+    values = {"draft": 0.2, "answer0": 0.5, "answer1": 0.4, "answer2": 0.9}
+    found = credited(trajectory, [{"kind": "gain", "of": ["draft", "answer"]}], values)
+    assert found == pytest.approx(
+        {
+            **{"draft": 0.2, "aside": 0.2, "search0": 0.3, "answer0": 0.3},
+            **{"search1": -0.1, "answer1": -0.1, "judge": 0.5, "answer2": 0.5},
+        }
+    )
+    late = [{"kind": "value", "of": ["answer"], "roles": ["search1"], "delay": 1}]
+    assert credited(trajectory, late, values)["search1"] == 0.9
+
+
+def test_an_answer_after_a_map_of_loops_gains_from_the_last_of_all(tmp_path):
+    graph = NESTED.replace("give: outer", "  end: {role: b, with: {q: outer}}\ngive: end")
+    workflow, problems = compiled(tmp_path, graph)
+    assert not problems
+    count = itertools.count()
+
+    async def generate(call):
+        ids = (*CharacterChat.encode(f"a{next(count)}"), ord("^"))
+        return Generation(ids, tuple(-0.5 for _ in ids), "stop", call.policy, 0)
+
+    trajectory = asyncio.run(played(workflow, generate))
+    answers = [a for a in trajectory.actions if a.role == "b"]
+    values = {a.path: n / 100 for n, a in enumerate(answers)}
+    found = credited(trajectory, [{"kind": "gain", "of": ["b"]}], values)
+    draft, *inner, end = answers
+    last = [a for a in inner if a.notes["graph"]["within"][0] == ["outer", "round", 1]][-1]
+    assert found[draft.path] == values[draft.path]
+    assert found[end.path] == pytest.approx(values[end.path] - values[last.path])
+
+
+def test_each_value_is_asked_once_and_all_at_once():
+    edges = {"plan0": [], "code0": ["plan0"], "plan1": ["code0"], "code1": ["plan1"]}
+    rounds, roles = {p: int(p[-1]) for p in edges}, {p: p[:-1] for p in edges}
+    trajectories = [noted(edges, rounds, roles=roles) for _ in range(3)]
+    asked, all_asked = [], asyncio.Event()
+
+    async def value(action, task):
+        asked.append(action)
+        if len(asked) == 6:
+            all_asked.set()
+        await all_asked.wait()
+        return 0.5
+
+    terms = [{"kind": kind, "of": ["code"]} for kind in ("gain", "value")]
+    section = RewardsConfig.model_validate({"terms": terms})
+    run = SimpleNamespace(
+        section=lambda kind: section, grader_module=SimpleNamespace(value=value), folder=None
+    )
+    asyncio.run(asyncio.wait_for(plugin.marl_credit(trajectories, run), 10))
+    assert [a.reward for a in trajectories[0].actions] == [1.0, 1.0, 0.5, 0.5]
 
 
 @pytest.mark.parametrize(("unscored", "reward"), [("leave_out", None), ("zero", 0.0)])

@@ -13,16 +13,27 @@ V_t is `value(action, task)` of the grader for the last action of a role of `of`
 when a trajectory is credited, so that no workflow sees a label. A round is told by all loops and
 items around it: in a loop in a map each item has rounds of its own, and in a loop in a loop the
 inner rounds follow those of the outer round before. Of an action's loops the innermost counts in
-which a role of `of` has acted. What is outside of a loop comes before its first round: an answer
-from which later ones gain.
+which a role of `of` has acted. What is outside of all loops comes before their first round (an
+answer from which later ones gain) or, where it depends on a round's answer, in a round behind the
+last.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from marl_plugins import Action, Problem, Run, Section, Trajectory, hookimpl, load_file
+from marl_plugins import (
+    Action,
+    Problem,
+    Run,
+    Section,
+    Task,
+    Trajectory,
+    all_of,
+    hookimpl,
+    load_file,
+)
 from marl_plugins.rewards.section import RewardsConfig, RewardTerm, check_rewards_section
 
 
@@ -40,12 +51,14 @@ def marl_configure(run: Run) -> list[Problem]:
 async def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
     config = run.section(RewardsConfig) or RewardsConfig()
     others = load_file(run.folder / config.file).rewards if config.file else None
-    for trajectory in (t for t in trajectories if not t.infrastructure_failure):
+    alive = [t for t in trajectories if not t.infrastructure_failure]
+    values = await all_of(values_of(config.terms, trajectory, run) for trajectory in alive)
+    for trajectory, by_path in zip(alive, values, strict=True):
         by_action: dict[str, list[tuple[str, float | None]]] = {
             action.path: [] for action in trajectory.actions
         }
         for term in config.terms:
-            for path, amount in (await amounts(term, trajectory, run)).items():
+            for path, amount in amounts(term, trajectory, by_path).items():
                 by_action[path].append(
                     (term.kind, None if amount is None else term.weight * amount)
                 )
@@ -66,9 +79,15 @@ def write(action: Action, parts: Sequence[tuple[str, float | None]], unscored: s
         action.add_reward(kind, amount or 0.0)
 
 
-async def amounts(term: RewardTerm, trajectory: Trajectory, run: Run) -> dict[str, float | None]:
+def amounts(
+    term: RewardTerm, trajectory: Trajectory, values: Mapping[str, float]
+) -> dict[str, float | None]:
     """Returns how much of a term each of its actions has, before its weight; None where the number
-    is missing."""
+    is missing.
+
+    Args:
+        values: Of answers, by their paths.
+    """
     mine = [action for action in trajectory.actions if not term.roles or action.role in term.roles]
     match term.kind:
         case "outcome":
@@ -85,8 +104,8 @@ async def amounts(term: RewardTerm, trajectory: Trajectory, run: Run) -> dict[st
             }
         case "score":
             return {action.path: action.score for action in mine}
-    valued = await last_values(term.of, trajectory, run)
-    return {action.path: in_round(term, around(action), valued) for action in mine}
+    valued = [(at, values[a.path]) for at, a in last_answers(term.of, trajectory)]
+    return {a.path: in_round(term, place_of(a, term.of, trajectory), valued) for a in mine}
 
 
 Around = Sequence[tuple[str, str, int]]
@@ -99,21 +118,47 @@ def around(action: Action) -> Around:
     return within
 
 
-async def last_values(
-    roles: Sequence[str], trajectory: Trajectory, run: Run
-) -> list[tuple[Around, float]]:
-    """Returns the value of the last action of one of the roles in each round or item, as actions
-    are ordered."""
-    last: dict[str, Action] = {}
+def in_rounds(place: Around) -> bool:
+    return any(kind == "round" for _, kind, _ in place)
+
+
+def place_of(action: Action, roles: Sequence[str], trajectory: Trajectory) -> Around:
+    """Returns what is around an action; outside of all loops, where it depends on answers of the
+    roles in rounds, also a round behind the last of these."""
+    mine = around(action)
+    if in_rounds(mine):
+        return mine
+    before = [around(a) for a in trajectory.ancestors(action.path) if a.role in roles]
+    for last in (place for place in reversed(before) if in_rounds(place)):
+        depth = next(n for n, part in enumerate(last) if [*mine[n : n + 1]] != [part])
+        node = last[depth][0]
+        numbers = [at[depth][2] for at in before if at[depth : depth + 1] and at[depth][0] == node]
+        return [*mine[:depth], (node, "round", max(numbers) + 1), *mine[depth:]]
+    return mine
+
+
+def last_answers(roles: Sequence[str], trajectory: Trajectory) -> list[tuple[Around, Action]]:
+    """Returns the last action of one of the roles in each round or item, as actions are ordered."""
+    last: dict[str, tuple[Around, Action]] = {}
     for action in (action for action in trajectory.actions if action.role in roles):
-        last.pop(str(around(action)), None)
-        last[str(around(action))] = action
-    values = []
-    for action in last.values():
-        answer = run.grader_module.value(action, trajectory.task)  # type: ignore[union-attr]  # there is one: see marl_configure
-        value = float(await answer if inspect.isawaitable(answer) else answer)
-        values.append((around(action), value))
-    return values
+        place = place_of(action, roles, trajectory)
+        last.pop(str(place), None)
+        last[str(place)] = (place, action)
+    return list(last.values())
+
+
+async def values_of(
+    terms: Sequence[RewardTerm], trajectory: Trajectory, run: Run
+) -> dict[str, float]:
+    """Returns the values of the answers that terms ask for, by their paths; each is asked once."""
+    answers = {a.path: a for term in terms for _, a in last_answers(term.of, trajectory)}
+    values = await all_of(value_of(a, trajectory.task, run) for a in answers.values())
+    return dict(zip(answers, values, strict=True))
+
+
+async def value_of(action: Action, task: Task, run: Run) -> float:
+    answer = run.grader_module.value(action, task)  # type: ignore[union-attr]  # there is one: see marl_configure
+    return float(await answer if inspect.isawaitable(answer) else answer)
 
 
 def in_round(term: RewardTerm, mine: Around, valued: Sequence[tuple[Around, float]]) -> float:
@@ -151,6 +196,6 @@ def rounds(mine: Around, other: Around) -> tuple[int, ...] | None:
             numbers.append(its_number)
         elif number != its_number:
             return None
-    if all(kind != "round" for _, kind, _ in mine):
+    if not in_rounds(mine):
         return (next((number for _, kind, number in other if kind == "round"), -1),)
     return tuple(numbers)
