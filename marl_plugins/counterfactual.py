@@ -79,11 +79,7 @@ def marl_configure(run: Run) -> list[Problem]:
     for name in [n for n in run.plugins if n in BRING_OTHERS]:
         got = f"own trajectories alone are compared: none that {name} brings would be trained on"
         problems.append(Problem("counterfactual.received", got=got, fix="leave one out"))
-    others = [who for who in run.need_step if "credit" in who and __name__ not in who]
-    if others:
-        got = f"outcomes are compared, and what {', '.join(others)} makes of rewards before is lost"
-        problems.append(Problem("counterfactual.rewards", got=got, severity="warning"))
-    return problems
+    return [*problems, *run.replaced_rewards(__name__)]
 
 
 def forked_roles(run: Run) -> Collection[str]:

@@ -202,6 +202,7 @@ def simulated_trainer(
     run = SimpleNamespace(
         grader_module=None,
         section=lambda kind: None,
+        scorers=[],
         state=lambda kind: states.setdefault(kind, kind()),
         args=args,
         recipe=SimpleNamespace(
@@ -215,6 +216,7 @@ def simulated_trainer(
     )
     policies = {"p": SimulatedPolicy("p")}
     plugins = SimulatedPlugins(policies, outcome, answer, plugins)
+    run.scorers += [f"plugin {name}" for name in plugins.owners("marl_score_action")]
     chat = CharacterChat()
     chat.tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: chat.text(ids))
     role = RoleSpec(

@@ -307,8 +307,7 @@ def streamed(policy, estimator, trajectories, order, tasks=1, centres=None, plug
     """A step with gradients during its rollout, up to its update."""
     means, scores = centres or {"a": 0.7, "b": 0.7}, ActionScores()
     run = SimpleNamespace(
-        grader_module=None,
-        section=lambda kind: None,
+        scorers=[],
         state=lambda kind: {ActionScores: scores}.get(kind) or kind(),
         recipe=SimpleNamespace(roles={}),
         policies=[],

@@ -1,7 +1,9 @@
 """The plan says that nothing is left of a plugin's effect exactly where the advantages are the same
 with it and without it."""
 
+import asyncio
 import random
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,7 +12,9 @@ import torch
 from simulated import make_trajectory
 
 from marl_plugins.cooperation import marl_credit_step as cooperate
+from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.problems import at
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.rows import rows_of
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.resolve_plugins import estimator_of
@@ -90,3 +94,57 @@ def test_the_temperature_of_shares_is_lost_with_one_sample(samples):
         cooperate(trajectories, SimpleNamespace(args=args, state=lambda kind: kind()))
         found.append([action.reward for t in trajectories for action in t.actions])
     assert warned == all(rewards == pytest.approx(found[0]) for rewards in found)
+
+
+MINE = """
+from marl_plugins import hookimpl
+
+@hookimpl
+def {hook}(trajectories):
+    for action in (a for t in trajectories for a in t.actions):
+        action.add_reward("mine", 0.5 if action.role == "solver" else 0.0)
+    return trajectories
+"""
+REWARDS = "plugins: [marl_plugins.rewards]\nrewards: {terms: [{kind: outcome}]}\n"
+
+
+@pytest.mark.parametrize("hook", ["marl_credit", "marl_credit_step"])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("writes", "base", "more"),
+    [
+        ("marl_plugins.reward_backprop", "tiny_outcome.yaml", ""),
+        ("marl_plugins.reward_backprop", "tiny_outcome.yaml", REWARDS),
+        ("marl_plugins.reward_backprop", "tiny.yaml", ""),
+        ("marl_plugins.counterfactual", "tiny_outcome.yaml", ""),
+    ],
+)
+def test_rewards_are_replaced_where_the_plan_says_so(tmp_path, hook, first, writes, base, more):
+    """A plugin's rewards make a difference to those that another one writes, or the plan warns."""
+    folder = tmp_path / "recipe"
+    shutil.copytree(recipes_root() / "mathchat", folder)
+    (folder / "mine.yaml").write_text(f"extends: {base}\n{more}")
+    (tmp_path / "mine.py").write_text(MINE.format(hook=hook))
+    mine = str(tmp_path / "mine.py")
+    found = {}
+    for names in ([writes], [mine, writes] if first else [writes, mine]):
+        words = [word for name in names for word in ("--plugin", name)]
+        plan = build_plan(["--recipe", str(folder / "mine.yaml"), *words])
+        trajectories = [
+            make_trajectory({"solver": [], "coder": ["solver"]}, sample=n) for n in range(2)
+        ]
+        for n, t in enumerate(trajectories):
+            t.outcome, t.actions_scored = float(n), "coach" in " ".join(plan.run.plugins)
+            for action in t.actions:
+                action.score = 0.5 if t.actions_scored else None
+        rewards_from_scores(trajectories, trajectories[0].actions_scored)
+
+        async def credited(plan=plan, trajectories=trajectories):
+            for step in ("marl_credit", "marl_credit_step"):
+                await plan.plugins.chain(step, trajectories, run=plan.run)
+
+        asyncio.run(credited())
+        found[len(names)] = [action.reward for t in trajectories for action in t.actions]
+    warned = [problem for problem in plan.run.warnings if problem.code == "plan.replaced_rewards"]
+    assert bool(warned) == (found[1] == found[2])
+    assert all(mine in str(problem) for problem in warned)

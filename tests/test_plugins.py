@@ -14,8 +14,8 @@ from marl_plugins.core import hookspecs
 from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused
 from marl_plugins.core.hookspecs import KINDS
 from marl_plugins.core.run import Run
-from marl_plugins.engine.manager import Plugins
-from marl_plugins.engine.plan.build import build_plan, need_step
+from marl_plugins.engine.manager import Plugins, claims_of
+from marl_plugins.engine.plan.build import build_plan
 
 
 @pytest.fixture
@@ -235,7 +235,11 @@ def test_the_hooks_say_who_needs_the_whole_step(plugin):
         plugin("far", credit.format("marl_credit_step")),
     )
     plugins = Plugins([near, far])
-    assert need_step(plugins, None) == (f"{plugins.names[1]} (marl_credit_step)",)
+    claims = claims_of(plugins, build_plan(["--recipe", "vote/tiny.yaml"]).run)
+    assert (claims["marl_credit"], claims["marl_credit_step"]) == (
+        (plugins.names[0],),
+        (plugins.names[1],),
+    )
 
 
 def test_an_implementation_may_apply_to_some_runs_alone(plugin):
@@ -243,12 +247,13 @@ def test_an_implementation_may_apply_to_some_runs_alone(plugin):
 from marl_plugins import applies_if
 
 @hookimpl
-@applies_if(lambda run: run.whole)
+@applies_if(lambda run: run.max_steps == 1)
 async def marl_credit_step(trajectories): return [*trajectories, 1]
 """
     plugins = Plugins([plugin("some", body)])
-    whole, apart = SimpleNamespace(whole=True), SimpleNamespace(whole=False)
-    assert [len(need_step(plugins, run)) for run in (whole, apart)] == [1, 0]
+    apart = build_plan(["--recipe", "vote/tiny.yaml"]).run
+    whole = dataclasses.replace(apart, max_steps=1)
+    assert [len(claims_of(plugins, r)["marl_credit_step"]) for r in (whole, apart)] == [1, 0]
     assert asyncio.run(plugins.chain("marl_credit_step", [], run=whole)) == [1]
     assert asyncio.run(plugins.chain("marl_credit_step", [], run=apart)) == []
 

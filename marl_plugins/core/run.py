@@ -7,10 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, TypeVar
 
+from marl_plugins.core.cases import CaseSection
 from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import ConfigurationError
@@ -192,7 +194,8 @@ class Run(RecipeFiles):
         policy_args: All flags for each policy, with its own applied.
         processes: Gives policies their training processes; None as long as the policies are not
             known.
-        need_step: Plugins that need a whole step at once, as `NAME (HOOK)`.
+        claims: Plugins that score, credit and select, by hook, in the order in which they are
+            called.
         advantages: What makes the advantages; None but in `marl_configure` of a plan without other
             problems.
         warnings: What is worth knowing before the run starts.
@@ -210,7 +213,7 @@ class Run(RecipeFiles):
     policies: tuple[Policy, ...] = ()
     policy_args: Mapping[str, SimpleNamespace] = field(default_factory=dict)
     processes: PlannedProcesses | None = None
-    need_step: tuple[str, ...] = ()
+    claims: Mapping[str, Sequence[str]] = field(default_factory=dict)
     advantages: Estimator | None = None
     warnings: tuple[Problem, ...] = ()
     max_steps: int | None = None
@@ -379,6 +382,30 @@ class Run(RecipeFiles):
                 flags=flags,
             )
         ]
+
+    @property
+    def need_step(self) -> tuple[str, ...]:
+        """The plugins that need a whole step at once, as `NAME (HOOK)`."""
+        hooks = ("marl_credit_step", "marl_select")
+        return tuple(f"{name} ({hook})" for hook in hooks for name in self.claims.get(hook, ()))
+
+    @property
+    def scorers(self) -> list[str]:
+        """Who scores actions."""
+        grader = ["the recipe's grader"] if hasattr(self.grader_module, "score_action") else []
+        cases = ["the recipe's cases"] if self.section(CaseSection) else []
+        plugins = self.claims.get("marl_score_action", ())
+        return [*map("plugin {}".format, plugins), *grader, *cases]
+
+    def replaced_rewards(self, plugin: str) -> list[Problem]:
+        """Returns that nothing is left of what other plugins make of rewards, because one that
+        comes after them writes its own (in `marl_credit_step`)."""
+        steps = takewhile(lambda name: name != plugin, self.claims["marl_credit_step"])
+        if not (before := list(dict.fromkeys([*self.claims["marl_credit"], *steps]))):
+            return []
+        got = f"its rewards are replaced by those of {plugin}"
+        where, fix = at(plugin=before), "leave out one, or write marl_credit_step and name it last"
+        return [Problem("plan.replaced_rewards", where, got, fix=fix, severity="warning")]
 
     def lost_effect(
         self, where: Where, effect: Literal["baseline", "factor", "samples"]

@@ -293,18 +293,22 @@ def clashes(plugins: Plugins) -> list[Problem]:
     return problems
 
 
-def need_step(plugins: Plugins, run: Run) -> tuple[str, ...]:
-    """Returns the plugins that need a whole training step at once, as `NAME (HOOK)`.
+def claims_of(plugins: Plugins, run: Run) -> dict[str, tuple[str, ...]]:
+    """Returns the plugins that score and credit actions and select rows, by hook, in the order in
+    which they are called; built-ins where only some runs have them.
 
     Args:
         run: Of which `args` and `recipe` are known.
     """
-    return tuple(
-        f"{impl.plugin_name} ({hook})"
-        for hook in ("marl_credit_step", "marl_select")
-        for impl in plugins.in_order(hook)
-        if impl.plugin_name in plugins.names and applies(impl, run)
-    )
+    return {
+        hook: tuple(
+            impl.plugin_name
+            for impl in plugins.in_order(hook)
+            if impl.plugin_name in plugins.names or hasattr(impl.function, "applies_if")
+            if applies(impl, run)
+        )
+        for hook in ("marl_score_action", "marl_credit", "marl_credit_step", "marl_select")
+    }
 
 
 def parts_of(plugins: Plugins, run: Run, step: Step) -> dict[str, StepPart]:

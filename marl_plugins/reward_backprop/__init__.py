@@ -122,7 +122,12 @@ def marl_configure(run: Run) -> list[Problem]:
         run.state(BackpropState).attributor = make_attributor(run)
     except ConfigurationError as error:
         return error.problems
-    return []
+    return [] if keeps_rewards(run) else run.replaced_rewards(__name__)
+
+
+def keeps_rewards(run: Run) -> bool:
+    """Returns whether actions have rewards beside the outcome, of which a contribution is made."""
+    return bool(run.scorers) or "marl_plugins.rewards" in run.plugins
 
 
 def make_attributor(run: Run) -> Attributor:

@@ -28,7 +28,7 @@ from marl_plugins.core.recipe.recipe_yaml import Origins, RecipeTree, read_recip
 from marl_plugins.core.recipe.schema import Recipe, Sections, find_recipe
 from marl_plugins.core.run import Run
 from marl_plugins.engine.hosts import cpu, releases, upstream_cli
-from marl_plugins.engine.manager import Plugins, need_step
+from marl_plugins.engine.manager import Plugins, claims_of
 from marl_plugins.engine.plan.calls import check_calls
 from marl_plugins.engine.plan.checks.asynchronous import (
     check_async,
@@ -298,7 +298,7 @@ def draft_run(request: PlanRequest, flags: Flags) -> Run:
         logical_gpus=request.options.logical_gpus,
         file_diffs=request.options.file_diffs,
     )
-    return replace(run, need_step=need_step(plugins, run))
+    return replace(run, claims=claims_of(plugins, run))
 
 
 def with_policies(run: Run, request: PlanRequest, flags: Flags, problems: Problems) -> Run:

@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from marl_plugins.core.cases import CaseSection
 from marl_plugins.core.credit import ActionScores, check_rewards, rewards_from_scores
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import RunEnded, RunPaused
@@ -71,7 +70,7 @@ class CreditAssignment:
     async def early(self, trajectories: Sequence[Trajectory]) -> list[Row] | None:
         """Returns the rows of some trajectories; None as long as the run has not shown whether
         actions are scored."""
-        scored = self.run.state(ActionScores).settled(self._scorers())
+        scored = self.run.state(ActionScores).settled(self.run.scorers)
         if scored is None:
             return None
         which = tuple(trajectories)
@@ -88,7 +87,7 @@ class CreditAssignment:
             trajectories: All of the step's, in its order.
         """
         scored = self.run.state(ActionScores).of(
-            trajectories, self.run.recipe.roles, self._scorers()
+            trajectories, self.run.recipe.roles, self.run.scorers
         )
         return await self._selected(await self._credit(trajectories, scored, whole_step=True))
 
@@ -105,15 +104,6 @@ class CreditAssignment:
                 "as they arrived, the first "
                 f"{credited[0].name}; run without --streaming.gradients"
             )
-
-    def _scorers(self) -> list[str]:
-        grader = ["the recipe's grader"] if hasattr(self.run.grader_module, "score_action") else []
-        cases = ["the recipe's cases"] if self.run.section(CaseSection) else []
-        return [
-            *map("plugin {}".format, self.plugins.owners("marl_score_action", self.run)),
-            *grader,
-            *cases,
-        ]
 
     async def _credit(
         self, trajectories: Sequence[Trajectory], scored: bool, *, whole_step: bool = False
