@@ -497,10 +497,11 @@ def marl_credit(  # type: ignore[empty-body]
     whole step, as they arrive.
 
     The first plugin gets each action's score, or its role's outcome, as `reward`. Change it in
-    place, None to leave an action out (with the reason in `action.unscored`), and return the same
-    trajectories. `action.add_reward(term, value)` also records the term; `action.notes` is for
-    anything else. `action.correction = Correction(text, coef)` is trained on in addition. Raise
-    `RunPaused` to save the step before and end the run.
+    place, None to leave an action out, and return the same trajectories. `action.unscored` is for
+    failures of infrastructure alone. `action.add_reward(term, value)` also records the term;
+    `action.notes` is for anything else. `action.correction = Correction(text, coef)` (of
+    `marl_plugins.core.trajectory`) is trained on in addition. Raise `RunPaused` to save the step
+    before and end the run.
 
         @hookimpl
         def marl_credit(trajectories):

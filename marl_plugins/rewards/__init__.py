@@ -73,8 +73,6 @@ def write(action: Action, parts: Sequence[tuple[str, float | None]], unscored: s
     """Makes an action's reward of its parts."""
     lacks = not parts or any(amount is None for _, amount in parts)
     action.reward = None if lacks and unscored == "leave_out" else 0.0
-    if action.reward is None:
-        action.unscored = action.unscored or "a term of its reward has no number"
     for kind, amount in parts if action.reward is not None else ():
         action.add_reward(kind, amount or 0.0)
 
