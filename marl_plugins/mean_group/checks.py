@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from marl_plugins import Problem, Run, at, meant
 
 SCALES = at(flag="mean_group.scales")
+LEARNED = tuple(f"mean_group.{name}" for name in ("budget", "stage", "learning_rate", "discount"))
+"""Flags of a learned policy."""
 
 
 def groups_of(run: Run) -> list[tuple[str, ...]]:
@@ -39,6 +41,14 @@ def check_groups(run: Run) -> Iterator[Problem]:
     if not any(len(group) > 1 for group in groups_of(run)):
         got, fix = "no group has two policies", "name the groups, as in a+b,c+d"
         yield Problem("mean_group.alone", where, got, fix=fix, severity="warning")
+
+
+def check_policy(run: Run) -> Iterator[Problem]:
+    """Yields the flags of a learned policy that were given without one."""
+    for name in LEARNED if run.args.mean_group.policy == "fixed" else ():
+        if name in run.given:
+            got, fix = "has no effect without --mean_group.policy learned", "add it, or remove this"
+            yield Problem("mean_group.fixed", at(flag=name), got, fix=fix, severity="warning")
 
 
 def check_tau(run: Run) -> Iterator[Problem]:
