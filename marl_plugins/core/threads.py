@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import queue
 import threading
 import weakref
 from collections.abc import Callable
@@ -46,34 +45,8 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
         with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
             loop.call_soon_threadsafe(settle, *outcome)
 
-    _begin(work)
+    threading.Thread(target=work, daemon=True).start()
     return await done
-
-
-_calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-_idle = threading.Semaphore(0)
-"""The threads that have made a call and are promised none: to start one takes four times as long as
-to wake one."""
-IDLE_SECONDS = 10.0
-
-
-def _begin(call: Callable[[], None]) -> None:
-    if not _idle.acquire(blocking=False):
-        threading.Thread(target=_work, daemon=True).start()
-    _calls.put(call)
-
-
-def _work() -> None:
-    while True:
-        try:
-            call = _calls.get(timeout=IDLE_SECONDS)
-        except queue.Empty:
-            if _idle.acquire(blocking=False):
-                return
-            continue  # a call has been promised meanwhile
-        call()
-        del call  # what it holds is not kept until the next one
-        _idle.release()
 
 
 class DaemonThreads:
