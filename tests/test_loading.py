@@ -68,15 +68,6 @@ def test_a_file_that_was_just_written_is_found(tmp_path):
         assert load_file(folder / f"user{number}.py").x == number
 
 
-@pytest.mark.parametrize("line", ["from tasks import load", "import tasks"])
-def test_an_import_by_the_bare_name_says_what_to_write(tmp_path, line):
-    problem = refused(write(tmp_path, tasks="load = 1", grader=f"import os\n{line}") / "grader.py")
-    assert problem.startswith(f"{tmp_path}/grader.py:2: ModuleNotFoundError")
-    assert problem.endswith(
-        "; tasks.py lies beside it: write `from .tasks import ...`, or `from . import tasks`"
-    )
-
-
 def test_a_mistake_in_a_file_that_another_imports_is_named_by_its_line(tmp_path):
     folder = write(tmp_path, tasks="x = 1\nx = 1 / 0", grader="from .tasks import x")
     assert f"{folder}/tasks.py:2: ZeroDivisionError" in refused(folder / "grader.py")

@@ -240,25 +240,7 @@ def _failure(error: BaseException, where: Where) -> Problem:
     got = f"{type(error).__name__}: {text_of(error)}"
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
         return Problem("code.failed", where, got, missing=os.path.realpath(error.filename))
-    return Problem("code.failed", where, got, fix=_remedy(error))
-
-
-def _remedy(error: BaseException) -> str:
-    """Returns what to write where a user's file was meant to import one of the same folder; else an
-    empty text."""
-    line = users_line(error, ())
-    if not (line and isinstance(error, ImportError) and error.name):
-        return ""
-    package, _, name = error.name.partition(".")
-    folder = Path(line).parent
-    if package.startswith(FOLDERS):
-        return meant(name, [file.stem for file in folder.glob("*.py")])
-    if not (folder / f"{package}.py").is_file():
-        return ""
-    return (
-        f"{package}.py lies beside it: write `from .{package} import ...`, or `from . import "
-        f"{package}`"
-    )
+    return Problem("code.failed", where, got)
 
 
 def text_of(error: BaseException) -> str:
