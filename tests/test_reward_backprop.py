@@ -219,6 +219,12 @@ def test_a_fault_that_can_be_seen_is_blamed(guilty, text, tools):
     assert sum(found.values()) == pytest.approx(-1.0)
 
 
+def test_a_number_beside_the_result_that_is_passed_on_is_no_fault():
+    t, _, _, reporter = pipeline()
+    reporter.text = "The error is \\boxed{3.25}. I checked it in 7 ways."
+    assert blame(t) == pytest.approx(dict.fromkeys(DUTIES, -1 / 3))
+
+
 def test_a_fixed_program_and_a_form_that_a_later_turn_has_are_no_faults():
     t = make_trajectory(
         {"modeller": [], "modeller2": ["modeller"], "reporter": ["modeller2"]},

@@ -45,8 +45,12 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
         with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
             loop.call_soon_threadsafe(settle, *outcome)
 
-    threading.Thread(target=work, daemon=True).start()
+    _begin(work)
     return await done
+
+
+def _begin(call: Callable[[], None]) -> None:
+    threading.Thread(target=call, daemon=True).start()
 
 
 class DaemonThreads:

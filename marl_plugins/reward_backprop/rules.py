@@ -10,7 +10,7 @@ fault. Faults:
         fixed
     a missing file that its instructions name                   a look for a file that nobody was to
     produce an ignored form (JSON, a fenced program, \\boxed{}, one line, a required word)
-    a number that is in nothing it had seen, although it had a result to pass on
+    numbers none of which is in anything it had seen, although it had a result to pass on
 
 The rules know neither label nor outcome beyond its value, nor which role is which.
 """
@@ -25,6 +25,8 @@ from marl_plugins import Action, Seen
 from marl_plugins.reward_backprop.backward import Attribution, Residual
 
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
+COMPUTED = re.compile(r"[=\u2248]\s*(\S+)")
+"""A number that follows from the text itself."""
 FIXED = "fixed"
 """Begins what a turn passes on that has fixed what the turn before had done wrong."""
 FILE = re.compile(r"[\w-]+\.(?:csv|json|txt|npy|npz|pkl|joblib|parquet|md|py|html|png)\b")
@@ -117,8 +119,8 @@ class Rules:
                 yield 0.6, f"was to use {word!r}"
 
     def _unfounded_number(self, action: Action, seen: Seen) -> Iterator[tuple[float, str]]:
-        """The last number of an answer is in nothing that was seen, although there was a result to
-        pass on."""
+        """No number of an answer is in anything that was seen, although there was a result to pass
+        on."""
         results = [r.output for r in action.tool_results] or [
             r.output for a in seen.before for r in a.tool_results
         ]
@@ -128,10 +130,8 @@ class Rules:
         known = " ".join(
             [seen.prompt, *(t for _, t in seen.messages), *(a.text for a in seen.before), *results]
         )
-        computed = numbers(
-            " ".join(re.findall(r"[=\u2248]\s*(\S+)", action.text))
-        )  # in the text itself
-        if figures and figures[-1] not in numbers(known) and figures[-1] not in computed:
+        founded = {*numbers(known), *numbers(" ".join(COMPUTED.findall(action.text)))}
+        if figures and founded.isdisjoint(figures):
             yield 0.7, f"gives {figures[-1]:g}, which is in nothing it had seen"
 
     def _missing(self, action: Action) -> str | None:
