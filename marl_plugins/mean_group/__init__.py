@@ -39,14 +39,7 @@ from marl_plugins import (
     derive_seed,
     hookimpl,
 )
-from marl_plugins.mean_group.checks import (
-    SCALES,
-    check_groups,
-    check_limits,
-    check_policy,
-    check_tau,
-    groups_of,
-)
+from marl_plugins.mean_group.checks import SCALES, check_groups, check_limits, check_tau, groups_of
 from marl_plugins.mean_group.policy import GroupPolicy
 
 
@@ -148,7 +141,7 @@ def marl_configure(run: Run) -> list[Problem]:
         "max_tokens": check_limits,
         "tau": check_tau,
     }[run.args.mean_group.scales]
-    return [*check_groups(run), *check_policy(run), *more(run)]
+    return [*check_groups(run), *more(run)]
 
 
 def controls(values: Sequence[float], control: float, low: float, high: float) -> list[float]:

@@ -20,7 +20,7 @@ def groups_of(run: Run) -> list[tuple[str, ...]]:
 
 
 def check_groups(run: Run) -> Iterator[Problem]:
-    """Yields what is wrong with the groups."""
+    """Yields what is wrong with the groups and their policies."""
     where, names = at(flag="mean_group.groups"), [p.name for p in run.policies]
     grouped = [name for group in groups_of(run) for name in group]
     for name in dict.fromkeys(grouped):
@@ -41,10 +41,6 @@ def check_groups(run: Run) -> Iterator[Problem]:
     if not any(len(group) > 1 for group in groups_of(run)):
         got, fix = "no group has two policies", "name the groups, as in a+b,c+d"
         yield Problem("mean_group.alone", where, got, fix=fix, severity="warning")
-
-
-def check_policy(run: Run) -> Iterator[Problem]:
-    """Yields the flags of a learned policy that were given without one."""
     for name in LEARNED if run.args.mean_group.policy == "fixed" else ():
         if name in run.given:
             got, fix = "has no effect without --mean_group.policy learned", "add it, or remove this"

@@ -28,7 +28,6 @@ from marl_plugins import (
     Problem,
     Run,
     Section,
-    Task,
     Trajectory,
     all_of,
     hookimpl,
@@ -124,15 +123,14 @@ def place_of(action: Action, roles: Sequence[str], trajectory: Trajectory) -> Ar
     """Returns what is around an action; outside of all loops, where it depends on answers of the
     roles in rounds, also a round behind the last of these."""
     mine = around(action)
-    if in_rounds(mine):
+    answers = () if in_rounds(mine) else trajectory.ancestors(action.path)
+    before = [around(a) for a in answers if a.role in roles and in_rounds(around(a))]
+    if not before:
         return mine
-    before = [around(a) for a in trajectory.ancestors(action.path) if a.role in roles]
-    for last in (place for place in reversed(before) if in_rounds(place)):
-        depth = next(n for n, part in enumerate(last) if [*mine[n : n + 1]] != [part])
-        node = last[depth][0]
-        numbers = [at[depth][2] for at in before if at[depth : depth + 1] and at[depth][0] == node]
-        return [*mine[:depth], (node, "round", max(numbers) + 1), *mine[depth:]]
-    return mine
+    depth = next(n for n, part in enumerate(before[-1]) if part not in mine)
+    node = before[-1][depth][0]
+    last = max(at[depth][2] for at in before if len(at) > depth and at[depth][0] == node)
+    return [*mine[:depth], (node, "round", last + 1), *mine[depth:]]
 
 
 def last_answers(roles: Sequence[str], trajectory: Trajectory) -> list[tuple[Around, Action]]:
@@ -149,14 +147,13 @@ async def values_of(
     terms: Sequence[RewardTerm], trajectory: Trajectory, run: Run
 ) -> dict[str, float]:
     """Returns the values of the answers that terms ask for, by their paths; each is asked once."""
+
+    async def value_of(action: Action) -> float:
+        value = run.grader_module.value(action, trajectory.task)  # type: ignore[union-attr]  # there is one: see marl_configure
+        return float(await value if inspect.isawaitable(value) else value)
+
     answers = {a.path: a for term in terms for _, a in last_answers(term.of, trajectory)}
-    values = await all_of(value_of(a, trajectory.task, run) for a in answers.values())
-    return dict(zip(answers, values, strict=True))
-
-
-async def value_of(action: Action, task: Task, run: Run) -> float:
-    answer = run.grader_module.value(action, task)  # type: ignore[union-attr]  # there is one: see marl_configure
-    return float(await answer if inspect.isawaitable(answer) else answer)
+    return dict(zip(answers, await all_of(map(value_of, answers.values())), strict=True))
 
 
 def in_round(term: RewardTerm, mine: Around, valued: Sequence[tuple[Around, float]]) -> float:
