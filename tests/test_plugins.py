@@ -235,11 +235,11 @@ def test_the_hooks_say_who_needs_the_whole_step(plugin):
         plugin("far", credit.format("marl_credit_step")),
     )
     plugins = Plugins([near, far])
-    claims = claims_of(plugins, build_plan(["--recipe", "vote/tiny.yaml"]).run)
-    assert (claims["marl_credit"], claims["marl_credit_step"]) == (
-        (plugins.names[0],),
-        (plugins.names[1],),
+    run = dataclasses.replace(
+        build_plan(["--recipe", "vote/tiny.yaml"]).run, claims=claims_of(plugins)
     )
+    assert run.called("marl_credit") == [plugins.names[0]]
+    assert run.need_step == (f"{plugins.names[1]} (marl_credit_step)",)
 
 
 def test_an_implementation_may_apply_to_some_runs_alone(plugin):
@@ -251,9 +251,10 @@ from marl_plugins import applies_if
 async def marl_credit_step(trajectories): return [*trajectories, 1]
 """
     plugins = Plugins([plugin("some", body)])
-    apart = build_plan(["--recipe", "vote/tiny.yaml"]).run
+    planned = build_plan(["--recipe", "vote/tiny.yaml"]).run
+    apart = dataclasses.replace(planned, claims=claims_of(plugins))
     whole = dataclasses.replace(apart, max_steps=1)
-    assert [len(claims_of(plugins, r)["marl_credit_step"]) for r in (whole, apart)] == [1, 0]
+    assert [len(run.need_step) for run in (whole, apart)] == [1, 0]
     assert asyncio.run(plugins.chain("marl_credit_step", [], run=whole)) == [1]
     assert asyncio.run(plugins.chain("marl_credit_step", [], run=apart)) == []
 

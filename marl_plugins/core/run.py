@@ -194,8 +194,7 @@ class Run(RecipeFiles):
         policy_args: All flags for each policy, with its own applied.
         processes: Gives policies their training processes; None as long as the policies are not
             known.
-        claims: Plugins that score, credit and select, by hook, in the order in which they are
-            called.
+        claims: By hook, the plugins that score, credit and select in some run; see `called`.
         advantages: What makes the advantages; None but in `marl_configure` of a plan without other
             problems.
         warnings: What is worth knowing before the run starts.
@@ -213,7 +212,9 @@ class Run(RecipeFiles):
     policies: tuple[Policy, ...] = ()
     policy_args: Mapping[str, SimpleNamespace] = field(default_factory=dict)
     processes: PlannedProcesses | None = None
-    claims: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    claims: Mapping[str, Sequence[tuple[str, Callable[[Run], bool]]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     advantages: Estimator | None = None
     warnings: tuple[Problem, ...] = ()
     max_steps: int | None = None
@@ -383,25 +384,29 @@ class Run(RecipeFiles):
             )
         ]
 
+    def called(self, hook: str) -> list[str]:
+        """Returns the plugins that score, credit or select in this run, in the order of calls."""
+        return [name for name, applies in self.claims.get(hook, ()) if applies(self)]
+
     @property
     def need_step(self) -> tuple[str, ...]:
         """The plugins that need a whole step at once, as `NAME (HOOK)`."""
         hooks = ("marl_credit_step", "marl_select")
-        return tuple(f"{name} ({hook})" for hook in hooks for name in self.claims.get(hook, ()))
+        return tuple(f"{name} ({hook})" for hook in hooks for name in self.called(hook))
 
     @property
     def scorers(self) -> list[str]:
         """Who scores actions."""
         grader = ["the recipe's grader"] if hasattr(self.grader_module, "score_action") else []
         cases = ["the recipe's cases"] if self.section(CaseSection) else []
-        plugins = self.claims.get("marl_score_action", ())
-        return [*map("plugin {}".format, plugins), *grader, *cases]
+        plugins = map("plugin {}".format, self.called("marl_score_action"))
+        return [*plugins, *grader, *cases]
 
     def replaced_rewards(self, plugin: str) -> list[Problem]:
         """Returns that nothing is left of what other plugins make of rewards, because one that
         comes after them writes its own (in `marl_credit_step`)."""
-        steps = takewhile(lambda name: name != plugin, self.claims["marl_credit_step"])
-        if not (before := list(dict.fromkeys([*self.claims["marl_credit"], *steps]))):
+        steps = takewhile(lambda name: name != plugin, self.called("marl_credit_step"))
+        if not (before := list(dict.fromkeys([*self.called("marl_credit"), *steps]))):
             return []
         got = f"its rewards are replaced by those of {plugin}"
         where, fix = at(plugin=before), "leave out one, or write marl_credit_step and name it last"

@@ -14,6 +14,7 @@ import importlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -293,19 +294,15 @@ def clashes(plugins: Plugins) -> list[Problem]:
     return problems
 
 
-def claims_of(plugins: Plugins, run: Run) -> dict[str, tuple[str, ...]]:
+def claims_of(plugins: Plugins) -> dict[str, tuple[tuple[str, Callable[[Run], bool]], ...]]:
     """Returns the plugins that score and credit actions and select rows, by hook, in the order in
-    which they are called; built-ins where only some runs have them.
-
-    Args:
-        run: Of which `args` and `recipe` are known.
-    """
+    which they are called, each with whether it is in a run; of built-ins those that only some runs
+    have."""
     return {
         hook: tuple(
-            impl.plugin_name
+            (impl.plugin_name, partial(applies, impl))
             for impl in plugins.in_order(hook)
             if impl.plugin_name in plugins.names or hasattr(impl.function, "applies_if")
-            if applies(impl, run)
         )
         for hook in ("marl_score_action", "marl_credit", "marl_credit_step", "marl_select")
     }

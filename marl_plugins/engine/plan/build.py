@@ -281,7 +281,7 @@ def draft_run(request: PlanRequest, flags: Flags) -> Run:
         if version == releases.TRAINED
         else [Problem("upstream.release", got=got, severity="warning")]
     )
-    run = Run(
+    return Run(
         recipe=request.recipe,
         folder=request.folder,
         args=args,
@@ -291,6 +291,7 @@ def draft_run(request: PlanRequest, flags: Flags) -> Run:
         estimator=None if plugins.claims("marl_estimator") else args.algo.advantage.estimator,
         given=flags.given,
         on_command_line=flags.on_command_line,
+        claims=claims_of(plugins),
         warnings=tuple(other_release),
         max_steps=request.options.max_steps,
         max_idle_steps=request.options.max_idle_steps,
@@ -298,7 +299,6 @@ def draft_run(request: PlanRequest, flags: Flags) -> Run:
         logical_gpus=request.options.logical_gpus,
         file_diffs=request.options.file_diffs,
     )
-    return replace(run, claims=claims_of(plugins, run))
 
 
 def with_policies(run: Run, request: PlanRequest, flags: Flags, problems: Problems) -> Run:
