@@ -1,7 +1,5 @@
 """Checks that the table of refusals does not reach, each called with one bad input: the code and the
 places of what it returns.
-
-`openrlhf docs problems` prints the sentence of every code.
 """
 
 import copy

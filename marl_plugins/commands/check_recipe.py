@@ -1,7 +1,7 @@
 """`openrlhf recipes check RECIPE` tries what a dry run does not.
 
 The grader on answers whose worth is known and on the data's own labels; tasks that are there twice
-or in both splits; one trajectory for each mapping, sampled from the tiny model.
+or in both splits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from marl_plugins.engine.plan.user_code_thread import failure_of
 if TYPE_CHECKING:
     from marl_plugins.contracts.graders import GraderFinding
     from marl_plugins.contracts.labels import LabelOutcome
-    from marl_plugins.contracts.mappings import MappingOutcome
     from marl_plugins.engine.plan.plan import Plan
 
 MAX_NAMED_ANSWERS = 20
@@ -59,7 +58,6 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
     """
     from marl_plugins.contracts.graders import FILE, RecipeGrader, check_grader
     from marl_plugins.contracts.labels import check_labels
-    from marl_plugins.contracts.mappings import check_mappings
 
     plan = RecipeGrader(name).plan
     with contextlib.redirect_stdout(sys.stderr):  # what a user's code prints is no finding
@@ -69,14 +67,12 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
         with _mistakes_named(plan):
             known = check_grader(plan) if (plan.run.folder / FILE).is_file() else []
             labels = check_labels(plan, most)
-        mappings = check_mappings(plan)
     labels_answer = not known or any(one.fine for one in labels if one.kind == "label")
     twice = {split: _twice(plan, split) for split in ("train", "eval")}
     counted = [one for one in labels if labels_answer or one.kind != "label"]
     verdicts = [
         *(a.fine for a in known),
         *(one.fine for one in counted),
-        *(m.fine for m in mappings),
     ]
     fine = not problems and all(verdicts)
     if as_json_values:
@@ -91,15 +87,12 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
                         "problems": [as_json(problem) for problem in problems],
                         "twice": twice,
                     },
-                    "mappings": [one._asdict() for one in mappings],
                 },
                 indent=2,
             )
         )
     else:
-        _print(
-            known, labels, labels_answer, [str(problem) for problem in problems], twice, mappings
-        )
+        _print(known, labels, labels_answer, [str(problem) for problem in problems], twice)
         print(
             inert(
                 f"not rehearsed here: openrlhf train --recipe {shlex.quote(name)} --dry-run tries "
@@ -157,7 +150,6 @@ def _print(
     labels_answer: bool,
     problems: Iterable[str],
     twice: dict[str, dict[str, Any]],
-    mappings: Sequence[MappingOutcome],
 ) -> None:
     from marl_plugins.commands.tables import print_table
 
@@ -212,13 +204,6 @@ def _print(
                 f"{repeats['count']} {split} tasks are there twice, the first "
                 f"{inert(repr(repeats['tasks'][0]))}"
             )
-    for one in mappings:
-        outcome = "no outcome" if one.outcome is None else f"outcome {one.outcome:g}"
-        line = (
-            f"mapping {one.mapping} ({', '.join(one.policies)}): {one.actions} actions of the "
-            f"tiny model, {outcome}"
-        )
-        print(inert(f"{line}; {one.failure}" if one.failure else line))
 
 
 def _failures(missed: Sequence[LabelOutcome]) -> None:

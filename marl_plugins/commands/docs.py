@@ -1,12 +1,9 @@
-"""`openrlhf docs [PAGE]`: the documentation as it is installed, on standard output. The page of
-problems is made from the package's source."""
+"""`openrlhf docs [PAGE]`: the documentation as it is installed, on standard output."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
-from marl_plugins.commands import problem_codes
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.recipe.shipped import data
@@ -25,14 +22,11 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument("page", nargs="?", help="name of a page, such as recipes or flags")
     options = parser.parse_args(list(words))
-    pages: dict[str, Callable[[], str]] = {
-        path.stem: partial(path.read_text, encoding="utf-8") for path in data("docs").glob("*.md")
-    }
-    pages["problems"] = problem_codes.page
+    pages = {path.stem: path for path in data("docs").glob("*.md")}
     if options.page is None:
         width = max(map(len, pages), default=0)
         for name in sorted(pages):
-            text = problem_codes.PAGE if name == "problems" else pages[name]()
+            text = pages[name].read_text(encoding="utf-8")
             title = text.partition("\n")[0].lstrip("# ")
             print(f"  openrlhf docs {name:<{width}}  {title}")
         return 0
@@ -45,5 +39,5 @@ def main(words: Sequence[str]) -> int:
                 "them)",
             )
         )
-    print(pages[name](), end="")
+    print(pages[name].read_text(encoding="utf-8"), end="")
     return 0

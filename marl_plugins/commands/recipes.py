@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
@@ -16,12 +15,9 @@ from typing import Any
 from marl_plugins.commands import new_recipe
 from marl_plugins.commands.imports.shapes import KINDS
 from marl_plugins.commands.new_folder import taken, writing
-from marl_plugins.commands.plugin_commands import commands_of
 from marl_plugins.commands.who_saw_whom import DependencyGraph
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least
-from marl_plugins.core.plugin_names import found
-from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.recipe_yaml import read_recipe
 from marl_plugins.core.recipe.schema import base_of, find_recipe
 from marl_plugins.core.recipe.shipped import recipes_root, shipped_recipes
@@ -53,27 +49,15 @@ def main(words: Sequence[str]) -> int:
     new_recipe.add_parser(commands)
     checking = commands.add_parser(
         "check",
-        help="a recipe's grader on what is known to be right and wrong, its data, and a trajectory "
-        "of each mapping",
+        help="a recipe's grader on what is known to be right and wrong, and its data",
         description="Grade the answers of the recipe's answers.py, if it has one: right ones have "
         "to be paid, wrong ones and "
         "tricks must not; some tricks are tried on every grader. Grade every label as an answer, a "
         "wrong one, an empty one and "
-        "another task's label. Look for tasks that are there twice or in both splits. Sample one "
-        "trajectory for each mapping from "
-        "the tiny model. Exit code 1: something is not as it should be.",
+        "another task's label. Look for tasks that are there twice or in both splits. Exit code 1: "
+        "something is not as it should be.",
     )
-    checked = checking.add_mutually_exclusive_group(required=True)
-    checked.add_argument(
-        "recipe", nargs="?", help="name of a shipped recipe, a folder, or a YAML file"
-    )
-    checked.add_argument(
-        "--env",
-        metavar="textarena:NAME",
-        help="in place of a recipe: play a game, or ALL that the package has, offline with "
-        "scripted answers",
-    )
-    checking.add_argument("--python", metavar="FILE", help="with --env: that has the package")
+    checking.add_argument("recipe", help="name of a shipped recipe, a folder, or a YAML file")
     checking.add_argument(
         "--tasks",
         type=at_least(1),
@@ -156,8 +140,6 @@ def main(words: Sequence[str]) -> int:
         return run(
             options.source, ImportRequest(**{name: getattr(options, name) for name in names})
         )
-    if options.command == "check" and options.env:
-        return check_env(options)
     if options.command == "check":
         from marl_plugins.commands.check_recipe import check
 
@@ -171,22 +153,6 @@ def main(words: Sequence[str]) -> int:
         if options.command == "show"
         else list_all(options.json)
     )
-
-
-def check_env(options: Namespace) -> int:
-    """Plays an environment, by the command of the plugin that knows environments.
-
-    Raises:
-        ConfigurationError: There is no such plugin.
-    """
-    name = "environments"
-    commands = [one for plugin in found() for one in commands_of(plugin) if one.name == name]
-    if not commands:
-        raise ConfigurationError(
-            Problem("recipes.no_environments", at(flag="env"), "no plugin plays environments")
-        )
-    python = ["--python", options.python] if options.python else []
-    return commands[0].main([options.env, *python, *(["--json"] if options.json else [])])
 
 
 def list_all(as_json: bool) -> int:

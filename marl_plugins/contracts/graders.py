@@ -134,9 +134,7 @@ def check_grader(plan: Plan) -> list[GraderFinding]:
     return graded_apart(plan, lambda caught: _check(plan, caught))
 
 
-def graded_apart(
-    plan: Plan, grade: Callable[[Capture], Coroutine[Any, Any, T]], seconds: float | None = None
-) -> T:
+def graded_apart(plan: Plan, grade: Callable[[Capture], Coroutine[Any, Any, T]]) -> T:
     """Runs what grades answers in a thread of its own, and says where the recipe's code never ends.
 
     Args:
@@ -148,9 +146,7 @@ def graded_apart(
     try:
         # Once around all answers: patches that overlap in time would restore one another's.
         with patch("os._exit", side_effect=SystemExit):  # which would end the check without a word
-            return run_in_thread(
-                lambda caught: run_on_a_loop(grade(caught)), seconds or GRADER_SECONDS
-            )
+            return run_in_thread(lambda caught: run_on_a_loop(grade(caught)), GRADER_SECONDS)
     except UserCodeTimeout as stuck:
         file = plan.run.folder / str(plan.run.recipe.grader or plan.run.recipe.workflow)
         problem = stuck.problem("the recipe's code, given an answer,", str(file))
@@ -217,13 +213,13 @@ async def _check(plan: Plan, caught: Capture) -> list[GraderFinding]:
     return findings
 
 
-async def write_outcome(plan: Plan, trajectory: Trajectory, seconds: float | None = None) -> None:
+async def write_outcome(plan: Plan, trajectory: Trajectory) -> None:
     """Writes the outcome that the recipe's grader gives a trajectory."""
     run, hook = plan.run, plan.plugins.hook
     await score_outcome(
         trajectory,
         lambda t: hook.marl_score_outcome(run=run, trajectory=t),
-        seconds,
+        None,
         run.recipe.roles,
     )
 

@@ -3,8 +3,7 @@ expected, and the fix.
 
 A check returns problems; the plan collects them and adds the recipe's lines
 (engine/plan/problems.py). Only this module turns a problem into the sentence that people read
-(`sentence`) and into JSON (`as_json`); nothing reads the sentence again. `openrlhf docs problems`
-prints all codes with their sentences, read from the calls of `Problem`.
+(`sentence`) and into JSON (`as_json`); nothing reads the sentence again.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ An episode is a trajectory. It is played by a program (`agent:`), which asks the
 what the players say: a player is a role. The program runs in the environment's own Python.
 
 section.py   the recipe's key      servers.py   OpenEnv's servers      check.py   what is tried
-    before a run, and `openrlhf recipes check --env`
+    before a run, and `openrlhf environments`
 drivers/     the programs: playing.py an episode, and for each kind a file that makes environments;
     keeper.py keeps a server running
 """

@@ -1,4 +1,4 @@
-"""What is tried of an environment before a run, and `openrlhf recipes check --env`."""
+"""What is tried of an environment before a run, and `openrlhf environments`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_environment(config: EnvConfig, run: Run) -> list[Problem]:
         got = f"an episode with scripted answers fails: {report['error']}"
         fix = of_packages if "ModuleNotFound" in got else ""
         if "not found in registry" in got:
-            fix = "openrlhf recipes check --env textarena:ALL --python PYTHON has the names"
+            fix = "openrlhf environments textarena:ALL --python PYTHON has the names"
         return [Problem("env.episode", at(key=key, name=config.name), got, fix=fix)]
     if report["repeatable"]:
         return []
