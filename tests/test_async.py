@@ -419,7 +419,6 @@ def test_a_longer_queue_is_said_to_gain_nothing():
             [*ON, "--train.async_queue_size", "100"],
             ("async.queue_too_long", "train.async_queue_size"),
         ),
-        ([*TINY, "--train.async_queue_size", "2"], ("async.queue_alone", "train.async_queue_size")),
     ],
 )
 def test_what_does_not_go_together_is_refused(words, problem):

@@ -348,23 +348,8 @@ def test_a_plan_says_that_a_run_cannot_be_repeated():
 
 
 @pytest.mark.parametrize(
-    ("words", "warning"),
-    [
-        (["--async.max_lag", "0"], ("async.max_lag_0", "async.max_lag")),
-        (["--async.max_lag", "1"], None),
-    ],
-)
-def test_a_bound_that_leaves_out_much_is_said(words, warning):
-    found = briefs(build_plan([*BOTH, *words]).run.warnings)
-    assert [each for each in found if each[0].startswith("async.max_lag")] == (
-        [warning] if warning else []
-    )
-
-
-@pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([*ON, "--async.max_lag", "1"], ("async.max_lag_alone", "async.max_lag")),
         ([*BOTH, "--async.max_lag", "-1"], ("flags.value", "command line", "async.max_lag")),
         ([*BOTH, "--plugin", "marl_plugins.balance"], ("balance.partial", "marl_plugins.balance")),
         (

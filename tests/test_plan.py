@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from refusals import brief, briefs, found_by, refused
+from refusals import brief, found_by, refused
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.tasks import read_tasks
@@ -446,9 +446,6 @@ from marl_plugins.core.tools import Tool
 async def run(call):
     return ToolResult("calc", call.text, "", ok=True)
 
-def plain(call):
-    return ToolResult("calc", call.text, "", ok=True)
-
 def find(text):
     return []
 
@@ -470,18 +467,11 @@ def plugin(folder, hook, answer):
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ("[Tool('calc', plain, find)]", ("tools.field", "calc")),
-        (
-            "[Tool('python', plain and __import__('asyncio').sleep, find)]",
-            ("tools.twice", "python"),
-        ),
-        (
-            "[Tool('calc', __import__('asyncio').sleep, lambda: 1)]",
-            ("code.arguments", "calc", "marl_tools.py:20"),
-        ),
+        ("[run]", ("plugin.answer",)),
+        ("[Tool('python', run, find)]", ("tools.twice", "python")),
     ],
 )
-def test_tools_are_checked_by_type(recipe, answer, problem):
+def test_what_is_no_new_tool_is_refused(recipe, answer, problem):
     code, *places = problem
     with refused((code, "marl_tools.py", "marl_tools", *places)):
         recipe.plan(*plugin(recipe.folder, "marl_tools", answer))
@@ -560,18 +550,6 @@ def test_a_label_that_is_empty_is_refused_like_one_that_is_null(recipe, empty):
 )
 def test_numbers_of_rewards_have_a_range(recipe, words, expected):
     recipe.refused(*expected, words=words)
-
-
-@pytest.mark.parametrize(
-    ("flag", "value", "likely"),
-    [("actor.adam.lr", "1e4", "1e-3"), ("rollout.temperature", "1000", "1.5")],
-)
-def test_a_flag_that_may_be_a_slip_is_said(recipe, flag, value, likely):
-    found = briefs(recipe.plan(f"--{flag}", value).run.warnings)
-    assert [one for one in found if one[0] == "plan.unlikely"] == [("plan.unlikely", flag)]
-    assert "plan.unlikely" not in [
-        code for code, *_ in briefs(recipe.plan(f"--{flag}", likely).run.warnings)
-    ]
 
 
 def test_the_overlong_buffer_fits_into_the_limit_of_a_role(recipe):

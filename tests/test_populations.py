@@ -303,8 +303,6 @@ def test_a_member_may_follow_another(recipe):
 @pytest.mark.parametrize(
     ("mapping", "expected"),
     [
-        ("{first: [a], second: b}", [("roles.small_population", "mine.yaml:2", "mapping")]),
-        ("{first: [a, b, a], second: b}", [("roles.member_twice", "mine.yaml:2", "mapping")]),
         ("{first: [], second: b}", [("recipe.value", "mine.yaml:2", "mapping.first")]),
         ("{first: [a, a b], second: b}", [("policies.name", "a b")]),
     ],

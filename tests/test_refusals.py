@@ -211,7 +211,6 @@ A_RECIPE = {
         "  pro: {", "  pro-side: {", "roles.name, :4, pro-side", "policies.name, pro-side"
     ),
     "limit above max_len": judge("max_new_tokens: 900", "lengths.no_room, :14, judge, judge"),
-    "turns without tools": judge("max_turns: 3", "roles.turns, :8, judge"),
     "mapping misspelt": key("mapping: seperate", "recipe.value, :12, mapping"),
     "mapping without a role": key("mapping: {pro: a, con: b}", "roles.unmapped, :12, mapping"),
     "mapping of an unknown role": key(

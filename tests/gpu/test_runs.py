@@ -99,11 +99,9 @@ def test_a_critic_is_trained_beside_its_policy(runs):
         )
 
 
-def test_too_few_devices_are_refused_with_what_fits(runs):
+def test_too_few_devices_are_refused(runs):
     said = runs.text("too_few")
     assert "needs 12" in said and f"has {DEVICES}" in said
-    for words, count in re.findall(r"(--[^()]*) \(needs (\d+)\)", said):
-        assert int(count) <= DEVICES, words
     assert not of_kind(runs.of("too_few"), "engine", "process")
 
 

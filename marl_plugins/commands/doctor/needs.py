@@ -69,7 +69,7 @@ def uses_hub_models(run: Run | None) -> bool:
 
 def check_devices(run: Run, cards: Cards) -> list[Finding]:
     """Returns the GPUs that the run's layout requires, against those of this machine."""
-    from marl_plugins.engine.plan.devices import needed_devices
+    from marl_plugins.engine.plan.devices import FEWER, needed_devices
 
     needed = needed_devices(run)
     total, parts = (
@@ -83,12 +83,8 @@ def check_devices(run: Run, cards: Cards) -> list[Finding]:
     if not cards.cards:
         return [note("layout", f"needs {total} GPUs ({parts}); the number available is unknown")]
     if cards.visible < total:
-        fix = (
-            "--train.colocate_all, --mapping shared, fewer --vllm.num_engines or "
-            "--actor.num_gpus_per_node"
-        )
         return [
-            error("layout", f"needs {total} GPUs ({parts}), {cards.visible} are available", fix)
+            error("layout", f"needs {total} GPUs ({parts}), {cards.visible} are available", FEWER)
         ]
     return [ok("layout", f"needs {total} GPUs ({parts}), {cards.visible} are available")]
 

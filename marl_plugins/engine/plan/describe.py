@@ -16,7 +16,7 @@ from marl_plugins.core.redaction import shown_flag, shown_url
 from marl_plugins.core.run import is_partial, queue_size
 from marl_plugins.engine.hosts import upstream_cli
 from marl_plugins.engine.hosts.devices import engine_gpus, training_gpus
-from marl_plugins.engine.plan.devices import fewer_devices, needed_cpus, needed_devices
+from marl_plugins.engine.plan.devices import needed_cpus, needed_devices
 from marl_plugins.engine.plan.estimate import estimate
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
@@ -71,7 +71,6 @@ def describe(plan: Plan) -> dict[str, Any]:
         "devices_together": sum(needed_devices(run).values()),
         **_given(
             cpus=run.device != "cpu" and needed_cpus(run),
-            fewer_devices=fewer_devices(run),
             estimate=estimate(plan),
         ),
         "tasks": plan.counted,

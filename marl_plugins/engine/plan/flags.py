@@ -137,12 +137,6 @@ def own_parser() -> upstream_cli.UpstreamParser:
     )
     add("--async.max_lag", dest="max_lag", type=at_least(0), metavar="N", help=MAX_LAG)
     add(
-        "--logical_gpus",
-        type=at_least(1),
-        metavar="N",
-        help="number of logical GPUs on a machine without GPUs; default: as needed",
-    )
-    add(
         "--resume",
         metavar="FOLDER",
         help="continue the run of a folder (its --ckpt.output_dir); further flags change it",

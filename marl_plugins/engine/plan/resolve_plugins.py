@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from marl_plugins.core.estimators import Estimator, check_estimator
@@ -14,7 +13,7 @@ from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.core.run import Run
-from marl_plugins.core.tools import Function, Tool
+from marl_plugins.core.tools import Tool
 from marl_plugins.engine.hosts.devices import critic_gpus
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.plan import Plan
@@ -76,8 +75,9 @@ def tools_of(plugins: Plugins, run: Run) -> dict[str, Tool]:
             problems.append(wrong_answer(plugins, "marl_tools", _kind(answer), "a list of Tool"))
             continue
         for tool in answer:
-            if wrong := _tool_problems(tool):
-                problems += [replace(problem, where=where + problem.where) for problem in wrong]
+            if not isinstance(tool, Tool):
+                expected = "a list of Tool"
+                problems.append(wrong_answer(plugins, "marl_tools", _kind(tool), expected))
             elif tool.name in tools:
                 twice, got = where + at(tool=tool.name), "two tools have this name"
                 problems.append(Problem("tools.twice", twice, got, fix="rename one of them"))
@@ -98,53 +98,6 @@ def _kind(value: Any) -> str:
     if isinstance(value, Tool):
         return "one Tool"
     return getattr(value, "__name__", None) or f"{type(value).__name__} {value!r:.60}"
-
-
-def _tool_problems(tool: Any) -> list[Problem]:
-    """Returns what is wrong with one of the values that `marl_tools` returned."""
-    if not isinstance(tool, Tool):
-        return [Problem("tools.kind", (), _kind(tool), "a marl_plugins.Tool")]
-    problems = [
-        Problem("tools.field", at(tool=tool.name), _kind(value), f"`{field}` to be {expected}")
-        for field, value, right, expected in (
-            ("run", tool.run, _is_async(tool.run), "a function written `async def`"),
-            (
-                "find",
-                tool.find,
-                _is_find(tool),
-                "a function that is not async, or None for a tool with functions",
-            ),
-        )
-        if not right
-    ]
-    functions = tool.functions
-    if not isinstance(functions, tuple | list | None) or not all(
-        isinstance(f, Function) for f in functions or ()
-    ):
-        expected = "`functions` to be each a marl_plugins.Function"
-        problems.append(
-            Problem("tools.functions", at(tool=tool.name), f"{functions!r:.80}", expected)
-        )
-    for field, function in (("run", tool.run), ("find", tool.find)):
-        if callable(function) and (wrong := arity_problem(function, 1)):
-            fix = f"`{field}` takes one argument"
-            problems.append(replace(wrong, where=at(tool=tool.name) + wrong.where, fix=fix))
-    return problems
-
-
-def _is_find(tool: Tool) -> bool:
-    """Returns whether a tool's `find` is one, or may be missing."""
-    if tool.find is None:
-        return tool.functions is not None
-    return callable(tool.find) and not _is_async(tool.find)
-
-
-def _is_async(function: Any) -> bool:
-    """Returns whether calling something gives an awaitable: `async def` itself, or an object whose
-    `__call__` is."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004
-    )
 
 
 def arity_problem(function: Any, arguments: int) -> Problem | None:

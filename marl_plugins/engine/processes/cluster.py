@@ -415,7 +415,7 @@ def _options(run: Run, debug: bool, python: str | None, folder: str) -> dict[str
     if run.device == "cpu":  # logical devices: every process holds one, whatever the machine has
         needed = sum(needed_devices(run).values())
         options |= {
-            "num_gpus": run.logical_gpus or needed,
+            "num_gpus": needed,
             "num_cpus": needed + 4,
             "object_store_memory": store_bytes(run),
         }

@@ -26,12 +26,6 @@ def check_async(run: Run) -> Iterator[Problem]:
     them."""
     queue = run.args.train.async_queue_size
     if not queue_size(run.args):
-        if queue > 1:
-            got, fix = (
-                f"{queue}, and no rollout waits without --{FLAG}",
-                f"add --{FLAG}, or remove it",
-            )
-            yield Problem("async.queue_alone", at(flag=QUEUE), got, fix=fix, flags=(FLAG,))
         return
     trained = [policy.name for policy in run.policies if policy.trainable]
     for name in trained:
@@ -77,12 +71,6 @@ def check_partial(run: Run) -> Iterator[Problem]:
     """Yields what is worth knowing of weights that change in the middle of answers, and of the
     bound of what is trained."""
     if not is_partial(run.args):
-        if run.max_lag is not None:
-            got, fix = (
-                "every row is as old as the queue is long, and none is left out",
-                f"add --{PARTIAL}, or leave it out",
-            )
-            yield Problem("async.max_lag_alone", at(flag=MAX_LAG), got, fix=fix, flags=(PARTIAL,))
         return
     got = (
         "which weights sample a token depends on timing, so a run cannot be repeated, and one "
@@ -95,18 +83,6 @@ def check_partial(run: Run) -> Iterator[Problem]:
         fix="leave it out where that matters",
         severity="warning",
     )
-    if run.max_lag == 0:
-        got = (
-            "0: answers that are begun before an update ends are left out, which is all of them "
-            "where a rollout takes no longer"
-        )
-        yield Problem(
-            "async.max_lag_0",
-            at(flag=MAX_LAG),
-            got,
-            fix="raise it, or leave it out",
-            severity="warning",
-        )
 
 
 def check_batches(plugins: Plugins, run: Run) -> Iterator[Problem]:

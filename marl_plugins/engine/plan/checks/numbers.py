@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.run import Run
 from marl_plugins.engine.plan.checks.placement import check_placement
-from marl_plugins.engine.plan.devices import needed_devices, shown_devices, too_few
 from marl_plugins.engine.plan.models import positions_of, sliding_window_of
-
-MOST_LIKELY = MappingProxyType({"actor.adam.lr": 0.1, "rollout.temperature": 10.0})
-"""Larger values of flags are taken for a slip."""
-UNLIKELY = "is a sign or a power of ten missing?"
 
 
 def check_numbers(run: Run, trees: bool) -> list[Problem]:
@@ -31,8 +25,6 @@ def check_numbers(run: Run, trees: bool) -> list[Problem]:
         problems.append(
             Problem("plan.save_steps", where, got, fix="give 1 or more, or -1 to save none")
         )
-    if args.ckpt.disable_ds:
-        problems += _without_steps(args.ckpt)
     if run.trajectories % max(1, args.train.batch_size):
         problems.append(
             Problem(
@@ -53,49 +45,13 @@ def check_numbers(run: Run, trees: bool) -> list[Problem]:
                 *_lengths(run, p.name, a),
                 *_batching(run.device, a),
                 *check_placement(run.device, a, p.trainable),
-                *_unlikely(a),
                 *(_trees(a) if trees and p.trainable else ()),
             ]
             for p in run.policies
             for a in [run.policy_args[p.name]]
         }
     )
-    if run.logical_gpus is not None and run.device != "cpu":
-        problems.append(
-            Problem(
-                "plan.logical_gpus",
-                at(flag="logical_gpus"),
-                "is for machines without GPUs",
-                fix="remove it",
-            )
-        )
-    elif (
-        run.logical_gpus is not None
-        and run.policy_args
-        and run.logical_gpus < (needed := sum(needed_devices(run).values()))
-    ):
-        problems.append(
-            Problem(
-                "plan.logical_gpus",
-                at(flag="logical_gpus"),
-                f"{run.logical_gpus}: the plan needs {needed} ({shown_devices(run)})",
-                fix=too_few(run, run.logical_gpus),
-                flags=("vllm.num_engines", "actor.num_gpus_per_node"),
-            )
-        )
     return problems
-
-
-def _unlikely(a: Any) -> Iterator[Problem]:
-    """Returns numbers of a policy that are in their range, and with which nothing can be
-    learned."""
-    values = {"actor.adam.lr": a.actor.adam.lr, "rollout.temperature": a.rollout.temperature}
-    for flag, value in values.items():
-        if value > MOST_LIKELY[flag]:
-            got = f"{value:g} is over {MOST_LIKELY[flag]:g}, with which no model is known to learn"
-            yield Problem(
-                "plan.unlikely", at(flag=flag), got, fix=UNLIKELY, flags=(flag,), severity="warning"
-            )
 
 
 def _lengths(run: Run, policy: str, a: Any) -> list[Problem]:
@@ -223,27 +179,6 @@ def _trees(a: Any) -> Iterator[Problem]:
         )
         fix = f"lower --data.max_len, {without}"
         yield Problem("trees.window", got=got, fix=fix, flags=("data.max_len",))
-
-
-def _without_steps(ckpt: SimpleNamespace) -> Iterator[Problem]:
-    """Returns what is to be known of a run that saves no step."""
-    where, fix = at(flag="ckpt.disable_ds"), "leave it out where the run may be interrupted"
-    got = "no step is saved, whatever --ckpt.save_steps is: what is interrupted cannot be resumed"
-    yield Problem("plan.no_steps", where, got, fix=fix, severity="warning")
-    if ckpt.load_enable:
-        got, fix = (
-            "no step of this run is saved that could be resumed",
-            "leave it out, and start a new run",
-        )
-        yield Problem("resume.disabled", where, got, fix=fix, flags=("ckpt.load_enable",))
-    if ckpt.save_hf:
-        got, fix = (
-            "is a copy of each step that is saved, and --ckpt.disable_ds saves none",
-            "leave out one of the two",
-        )
-        yield Problem(
-            "plan.save_hf", at(flag="ckpt.save_hf"), got, fix=fix, flags=("ckpt.disable_ds",)
-        )
 
 
 def with_policies_named(by_policy: Mapping[str, Sequence[Problem]]) -> list[Problem]:

@@ -24,8 +24,6 @@ def check_policies(
     """
     recipe, problems = run.recipe, []
     names = [p.name for p in policies]
-    for name in sorted({n for n in names if names.count(n) > 1}):
-        problems.append(Problem("policies.twice", got=f"two policies are called {name!r}"))
     for role, policy in [
         (name, policy) for name in recipe.mapped_roles for policy in recipe.policies_of(name)
     ]:
@@ -110,12 +108,8 @@ def check_external(run: Run, policies: Sequence[Policy]) -> list[Problem]:
     return problems
 
 
-OF_ADAPTERS = ("ds.lora.alpha", "ds.lora.target_modules", "ds.lora.dropout")
-
-
 def check_adapters(run: Run) -> list[Problem]:
-    """Returns the policies that are to be adapters where they cannot be, and flags of adapters of
-    policies that are none."""
+    """Returns the policies that are to be adapters where they cannot be."""
     ranks = {p.name: run.policy_args[p.name].ds.lora.rank for p in run.policies if p.trainable}
     whole = run.processes is not None and not run.processes.adapters
     got, fix = (
@@ -123,20 +117,6 @@ def check_adapters(run: Run) -> list[Problem]:
         "add --plugin marl_plugins.adapters",
     )
     refused = Problem("policies.adapter", at(flag="ds.lora.rank"), got, fix=fix)
-    problems = with_policies_named(
+    return with_policies_named(
         {name: [refused] if rank and whole else [] for name, rank in ranks.items()}
     )
-    for flag in OF_ADAPTERS:
-        name = flag.rpartition(".")[2]
-        for_all = getattr(run.args.ds.lora, name)
-        own = [
-            p
-            for p, rank in ranks.items()
-            if not rank and getattr(run.policy_args[p].ds.lora, name) != for_all
-        ]
-        if own or (flag in run.given and ranks and not any(ranks.values())):
-            where, got = at(policy=own, flag=flag), "it is for adapters, and --ds.lora.rank is 0"
-            problems.append(
-                Problem("policies.no_rank", where, got, fix="give a rank, or remove it")
-            )
-    return problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
@@ -70,23 +70,6 @@ def _mapping(recipe: Recipe, origins: Origins) -> Iterator[Problem]:
     for role in unmapped:
         yield Problem(
             "roles.unmapped", _where_mapping(origins), f"role {role!r} is mapped to no policy"
-        )
-    for role, named in recipe.mapping.items():
-        if isinstance(named, list):
-            yield from _population(role, named, _where_mapping(origins, role))
-
-
-def _population(role: str, members: Sequence[str], where: Where) -> Iterator[Problem]:
-    """Yields what is wrong with the policies of which one plays a role on each task."""
-    if len(members) == 1:
-        got = f"role {role!r} has a population of one policy"
-        yield Problem(
-            "roles.small_population", where, got, fix=f"name more, or write `{role}: {members[0]}`"
-        )
-    for name in dict.fromkeys(name for name in members if members.count(name) > 1):
-        got = f"role {role!r} names policy {name!r} {members.count(name)} times"
-        yield Problem(
-            "roles.member_twice", where, got, fix="name it once: members play equally often"
         )
 
 
@@ -164,7 +147,3 @@ def _tools(
             )
             fix = " ".join(filter(None, (meant(tool, tool_names or ()), how)))
             yield Problem("roles.no_tool", where, f"there is no tool {tool!r}", fix=fix)
-    if config.max_turns > 1 and not config.tools:
-        where = at(line=origins.where("roles", role, "max_turns"), role=role)
-        got = f"has {config.max_turns} turns and no tools"
-        yield Problem("roles.turns", where, got, fix="only a tool's answer starts another turn")
