@@ -453,7 +453,7 @@ def test_the_label_is_the_field_that_the_source_names(checkout, config):
     assert [task.label for task in tasks_of(folder, "train")][:3] == [0, 2, 4]
 
 
-@pytest.mark.parametrize("form", ["list", "one list under a key"])
+@pytest.mark.parametrize("form", ["list", "one list under a key", "lines"])
 def test_data_in_their_layouts(tmp_path, form):
     rows = [
         {"prompt": [{"role": "user", "content": "a"}], "label": 1, "metadata": {"k": 2}},
@@ -462,6 +462,7 @@ def test_data_in_their_layouts(tmp_path, form):
     text = {
         "list": json.dumps(rows),
         "one list under a key": json.dumps({"d": rows}),
+        "lines": "\n".join(map(json.dumps, rows)),
     }
     path = tmp_path / "d.json"
     path.write_text(text[form])

@@ -1,18 +1,16 @@
-"""The machine: Python, processor, memory, disk, folders, loopback, and which `openrlhf` is first on
-PATH."""
+"""The machine: Python, processor, memory, disk, folders, and proxies."""
 
 from __future__ import annotations
 
 import os
 import platform
 import shutil
-import socket
 import sys
 import tempfile
 from pathlib import Path
 
 from marl_plugins.core.findings import Finding, error, error_if, note, ok
-from marl_plugins.core.machine_limits import allowed_cores, read_core_limit, read_memory_limit
+from marl_plugins.core.machine_limits import read_memory_limit
 from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.hosts.prebuild import cache_folder, extensions_folder
 
@@ -42,7 +40,6 @@ def check_machine(device: str) -> list[Finding]:
     return [
         check_python(sys.version_info[:2], platform.python_version()),
         check_system(platform.system(), platform.machine(), platform.release()),
-        check_cores(allowed_cores(), read_core_limit()),
         check_memory(total, read_memory_limit(), free),
         *([check_shared_memory(shutil.disk_usage(shm).free, device)] if shm.is_dir() else []),
         check_disk("disk", Path.cwd(), shutil.disk_usage(Path.cwd()).free),
@@ -72,16 +69,6 @@ def check_system(name: str, processor: str, release: str) -> Finding:
             "system", text, "the engines require Linux: use a Linux machine, WSL 2 or a container"
         )
     return ok("system", text) if processor == "x86_64" else note("system", text, "x86_64 is tested")
-
-
-def check_cores(have: int, quota: float | None) -> Finding:
-    usable = have if quota is None else min(have, quota)
-    text = f"{usable:g}" + (f" of {have}, the limit of this control group" if usable < have else "")
-    return (
-        ok("cores", text)
-        if usable >= 2
-        else note("cores", text, "a run starts several processes: it will be slow")
-    )
 
 
 def check_memory(total: int, limit: int | None, free: int) -> Finding:
@@ -198,68 +185,12 @@ def nearest_existing(folder: Path) -> Path:
     return folder
 
 
-def check_loopback(device: str) -> list[Finding]:
-    """Checks the loopback interface, through which all processes of a run on one machine
-    communicate."""
-    if problem := try_loopback():
-        return [
-            error(
-                "loopback",
-                f"127.0.0.1: {problem}",
-                "ip link set lo up; a firewall or container may forbid sockets",
-            )
-        ]
-    names = [name for _, name in socket.if_nameindex()]
-    interface = cpu.environment().get("GLOO_SOCKET_IFNAME")
-    if device == "cpu" and interface and interface not in names:
-        return [
-            error(
-                "loopback",
-                f"no interface {interface!r}; found {', '.join(names)}",
-                f"export GLOO_SOCKET_IFNAME={names[0]}",
-            )
-        ]
-    findings = [ok("loopback", "ports can be bound and reached")]
-    proxy = next(
-        (name for name in ("http_proxy", "https_proxy", "grpc_proxy") if os.environ.get(name)), None
-    )
+def check_proxy() -> list[Finding]:
+    """Notes a proxy that may capture connections on this machine."""
+    proxies = ("http_proxy", "https_proxy", "grpc_proxy")
+    proxy = next((name for name in proxies if os.environ.get(name)), None)
     exempt = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
-    if proxy and not any(word in exempt for word in ("127.0.0.1", "localhost", "*")):
-        fix = "export no_proxy=localhost,127.0.0.1"
-        findings.append(
-            note("loopback", f"{proxy} is set and may capture Ray's own connections", fix)
-        )
-    return findings
-
-
-def try_loopback() -> str | None:
-    """Returns why two sockets on this machine cannot connect; None if they can."""
-    try:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname(), timeout=5) as client,
-            server.accept()[0] as connection,
-        ):
-            client.sendall(b"x")
-            return None if connection.recv(1) == b"x" else "nothing arrives"
-    except OSError as error:
-        return error.strerror or str(error)
-
-
-def check_command() -> Finding:
-    """Reports which program `openrlhf` starts."""
-    first, here = shutil.which("openrlhf"), Path(sys.executable).parent
-    if first is None:
-        return note("command", "no openrlhf on PATH", f"export PATH={here}:$PATH")
-    text = Path(first).read_text(encoding="utf-8", errors="replace")
-    sibling = here / "openrlhf"
-    if (sibling.exists() and Path(first).samefile(sibling)) or (
-        "marl_plugins" in text and str(here) in text
-    ):
-        return ok("command", f"{first} is this one")
-    whose = "another environment's" if "marl_plugins" in text else "not of this package"
-    return error(
-        "command",
-        f"{first} is first on PATH and {whose}",
-        f"export PATH={here}:$PATH, or use openrlhf-marl",
-    )
+    if not proxy or any(word in exempt for word in ("127.0.0.1", "localhost", "*")):
+        return []
+    fix = "export no_proxy=localhost,127.0.0.1"
+    return [note("proxy", f"{proxy} is set and may capture Ray's own connections", fix)]

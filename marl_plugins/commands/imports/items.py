@@ -1,20 +1,19 @@
 """Converts data files of MARTI and MAPPA to ours: one object per line with `prompt`, `answer` if
 labelled, `id`, and everything else.
 
-Theirs are JSON lists or JSON Lines, sometimes one with the suffix of the other. Prompts and labels
-have any name; metadata is a nested object, or a string that holds one, and is flattened.
+Theirs are JSON lists or JSON Lines, sometimes with the suffix of lists. Prompts and labels have any
+name; metadata is a nested object, or a string that holds one, and is flattened.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.recipe.tasks import tasks_of
-from marl_plugins.core.recipe.texts import read_text
+from marl_plugins.core.problems import Problem
+from marl_plugins.core.recipe.tasks import rows_of, tasks_of
 
 METADATA = ("metadata", "extra_info")
 
@@ -38,7 +37,7 @@ def read_items(
         ConfigurationError: Every broken item.
     """
     problems: list[Problem] = []
-    rows = _rows(path, problems)
+    rows = rows_of(path, problems)
     columns = rows[0][1] if rows and isinstance(rows[0][1], dict) else {}
     tasks = tasks_of(
         rows,
@@ -64,31 +63,6 @@ def _flattened(row: dict[str, Any], metadata_key: str | None) -> dict[str, Any]:
         if inner is not None and not inner.keys() & {"prompt", "answer", *(row.keys() - {name})}:
             row = {**{k: v for k, v in row.items() if k != name}, **inner}
     return row
-
-
-def _rows(path: Path, problems: list[Problem]) -> list[tuple[str, Any]]:
-    """The items of one JSON value (a list, or an object with one list in it), else one object per
-    line; each with its place."""
-    text = read_text(path)
-    try:
-        whole = json.loads(text)
-    except json.JSONDecodeError:
-        return list(_lines(path, text, problems))
-    if isinstance(whole, dict):
-        lists = [value for value in whole.values() if isinstance(value, list)]
-        whole = lists[0] if len(lists) == 1 else whole
-    items = whole if isinstance(whole, list) else [whole]
-    return [(f"{path}: item {number}", item) for number, item in enumerate(items, 1)]
-
-
-def _lines(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                yield f"{path}:{number}", json.loads(line)
-            except json.JSONDecodeError as error:
-                where = at(line=f"{path}:{number}")
-                problems.append(Problem("imports.not_json", where, f"not JSON: {error}"))
 
 
 def _object(value: Any) -> dict[str, Any] | None:

@@ -89,7 +89,7 @@ def read_tasks(
     path: Path, input_key: str | None = None, label_key: str | None = None, limit: int | None = None
 ) -> FileTasks:
     """Returns the tasks of a `.jsonl` file (one object per line), a `.json` file (a list of
-    objects, or one list under any key), a `.csv` file (the first line names the fields; all
+    objects, or one list under any key, or lines as in a `.jsonl` file), a `.csv` file (the first line names the fields; all
     values are texts), or a `.parquet` file.
 
     A prompt is a string, or chat messages: the user's, with the system's before it.
@@ -104,16 +104,23 @@ def read_tasks(
         ConfigurationError: With every broken item, named by file and line (or item number).
     """
     problems: list[Problem] = []
+    return tasks_of(rows_of(path, problems, limit), path, input_key, label_key, problems)
+
+
+def rows_of(path: Path, problems: list[Problem], limit: int | None = None) -> list[tuple[str, Any]]:
+    """Returns the items of a file with their places; problems with it are added to the list.
+
+    Raises:
+        ConfigurationError: It cannot be read at all.
+    """
     if path.suffix == ".parquet":
-        rows = _parquet(path, limit)
-        return tasks_of(rows, path, input_key, label_key, problems)
+        return _parquet(path, limit)
     try:
         text = read_text(path)
     except ConfigurationError as error:
         raise ConfigurationError(p.within(name="tasks") for p in error.problems) from None
     reader = READERS.get(path.suffix, _lines)
-    items = list(islice(reader(path, text, problems), limit))
-    return tasks_of(items, path, input_key, label_key, problems)
+    return list(islice(reader(path, text, problems), limit))
 
 
 def _parquet(path: Path, limit: int | None) -> list[tuple[str, Any]]:
@@ -208,6 +215,9 @@ def _listed(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[st
     try:
         items = json.loads(text)
     except json.JSONDecodeError as error:
+        if error.msg == "Extra data":  # one value and then others: JSON Lines
+            yield from _lines(path, text, problems)
+            return
         problems.append(
             Problem("files.json", at(line=f"{path}:{error.lineno}"), f"not JSON: {_fault(error)}")
         )

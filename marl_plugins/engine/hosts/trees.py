@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +17,6 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.engine.hosts.prebuild import cache_folder
 from marl_plugins.engine.hosts.releases import parsed
-
-CLI = "cli/train_ppo_ray.py"
 
 
 class SourceTree(NamedTuple):
@@ -31,7 +28,7 @@ class SourceTree(NamedTuple):
     version: str
     """As stated by the release, or `unknown`."""
     origin: str
-    """What it is: `checkout`, `unpacked wheel`, ..."""
+    """What it is: `checkout`, `wheel`, `installed`."""
 
     @property
     def package(self) -> Path:
@@ -52,7 +49,7 @@ def open_tree(source: str) -> Iterator[SourceTree]:
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        yield _read_folder(path)
+        yield _read_folder(path.resolve())
     elif path.is_file():
         with tempfile.TemporaryDirectory(prefix="openrlhf-") as unpacked:
             yield _unpack(path, Path(unpacked))
@@ -71,60 +68,26 @@ def open_tree(source: str) -> Iterator[SourceTree]:
 
 
 def _read_folder(path: Path) -> SourceTree:
-    """A checkout, an unpacked wheel (its files may be in `*.data/purelib`), or the package's own
-    folder."""
-    path = path.resolve()
-    if path.name == "openrlhf" and (path / CLI).is_file():
-        path = path.parent
-    if path.match("openrlhf-*.data/purelib"):
-        path = path.parents[1]
-    pure = sorted(path.glob("openrlhf-*.data/purelib"))
-    root = pure[0] if pure else path
-    metadata = sorted(path.glob("openrlhf-*.dist-info/METADATA"))
+    """A checkout, or what a wheel holds."""
+    root = next(path.glob("openrlhf-*.data/purelib"), path)  # where a wheel's files may be
     if not (root / "openrlhf").is_dir():
-        raise ConfigurationError(
-            Problem(
-                "trees.no_package",
-                at(file=path),
-                "has no folder openrlhf/",
-                fix="expected a checkout of OpenRLHF, an unpacked wheel, or a version",
-            )
-        )
-    if metadata:
-        version = metadata[0].parent.name.removeprefix("openrlhf-").removesuffix(".dist-info")
-        return SourceTree(root, version, "unpacked wheel" if pure else "installed")
-    stated = path / "version.txt"
-    version = (
-        stated.read_text(encoding="utf-8", errors="replace").strip()
-        if stated.is_file()
-        else "unknown"
-    )
-    return SourceTree(root, version, "checkout" if stated.is_file() else "folder")
+        got, fix = "has no folder openrlhf/", "give a checkout or a wheel of OpenRLHF, or a version"
+        raise ConfigurationError(Problem("trees.no_package", at(file=path), got, fix=fix))
+    stated, metadata = path / "version.txt", next(path.glob("openrlhf-*.dist-info"), None)
+    if metadata is not None:
+        return SourceTree(root, metadata.stem.removeprefix("openrlhf-"), "wheel")
+    version = stated.read_text(encoding="utf-8").strip() if stated.is_file() else "unknown"
+    return SourceTree(root, version, "checkout")
 
 
 def _unpack(wheel: Path, folder: Path) -> SourceTree:
     try:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise ConfigurationError(
-            Problem(
-                "trees.wheel",
-                where=at(file=wheel),
-                got=f"not a complete wheel ({error})",
-                fix="download it again",
-            )
-        ) from None
-    if not list(folder.glob("openrlhf-*.dist-info")):
-        names = ", ".join(sorted(p.name for p in folder.glob("*.dist-info"))) or "no *.dist-info"
-        raise ConfigurationError(
-            Problem(
-                "trees.other_wheel",
-                where=at(file=wheel),
-                got=f"expected a wheel of openrlhf, it contains {names}",
-            )
-        )
-    return _read_folder(folder)._replace(origin="wheel")
+    except zipfile.BadZipFile as error:
+        got, fix = f"not a complete wheel ({error})", "download it again"
+        raise ConfigurationError(Problem("trees.wheel", at(file=wheel), got, fix=fix)) from None
+    return _read_folder(folder)
 
 
 def download(version: str) -> Path:
