@@ -6,7 +6,6 @@ import hashlib
 import random
 
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-from marl_plugins.engine.records.trajectory_record import TIMED
 
 
 class CharacterChat:
@@ -58,6 +57,10 @@ def simulated_engine(delays=False, policy_version=0):
         return Generation(ids, tuple(-0.5 for _ in ids), "stop", call.policy, policy_version)
 
     return generate
+
+
+TIMED = ("seconds", "start", "times")
+"""Keys of records whose values are measured, and differ between runs that are otherwise the same."""
 
 
 def without_seconds(record):

@@ -118,7 +118,7 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_has_got(recorded, tmp_path, cap
         (["RUN", "--table", "trace"], ("export.no_file", "table", "trace")),
         (["RUN", "--table", "verdicts"], ("export.no_recipe", "table", "verdicts")),
         (["RUN", "--to", "rows.csv"], ("export.form", "to", "rows.csv")),
-        (["RUN", "--to", "nowhere/rows.parquet"], ("export.unwritable", "to", "rows.parquet")),
+        (["RUN", "--to", "nowhere/rows.parquet"], ("files.unwritable", "to", "rows.parquet")),
     ],
 )
 def test_what_cannot_be_done_is_said(recorded, tmp_path, monkeypatch, words, problem):

@@ -306,8 +306,7 @@ def test_a_run_folder_needs_nothing_else(project, monkeypatch, tmp_path):
     ((copy, linked),) = entry["linked"].items()
     assert copy.startswith("run/recipe-")
     assert copy.endswith("/large.bin")
-    assert linked["path"] == str(project / "sums/large.bin")
-    assert linked["bytes"] == 11 * 2**20
+    assert linked == str(project / "sums/large.bin")
     assert len(list((project / "runs/a/run/plugins").glob("extra-*/extra.py"))) == 1
 
     project.rename(tmp_path / "moved")  # the whole folder elsewhere

@@ -1,5 +1,5 @@
 """`openrlhf recipes new FOLDER --agent FILE`: an existing program in place of a workflow, copied
-with the modules beside it."""
+with the Python files beside it."""
 
 from __future__ import annotations
 
@@ -47,50 +47,40 @@ class ExistingProgram:
         return {"calls": self.calls} if self.calls else {}
 
     def files(self) -> dict[str, str]:
-        """Returns the texts of the files that the recipe needs, by name: the program, and what it
-        imports of the files beside it.
+        """Returns the texts of the files that the recipe needs, by name: the program, and all
+        Python files beside it and below, without hidden folders and environments of Python.
 
         Raises:
-            ConfigurationError: It is no Python file.
+            ConfigurationError: A file cannot be read, or the program is no Python file.
         """
-        sources: dict[Path, str] = {}
-        self._read(self.file, sources)
-        return {
-            f"{FOLDER}/{path.relative_to(self.file.parent)}": text for path, text in sources.items()
-        }
-
-    def _read(self, path: Path, sources: dict[Path, str]) -> None:
-        """Adds a file to those that are found, and those that it imports."""
+        folder = self.file.parent
+        texts = {path: _text(path) for path in sorted({self.file, *_python_files(folder)})}
         try:
-            sources[path] = path.read_bytes().decode()
-            tree = ast.parse(sources[path])
-        except OSError as error:
-            raise ConfigurationError(
-                Problem("new.program", at(file=path), f"cannot be read: {error.strerror}")
-            ) from None
+            ast.parse(texts[self.file])
         except (SyntaxError, ValueError) as error:
             got = f"is not Python: {getattr(error, 'msg', error)}"
             fix = (
                 "a program in another language is named in the recipe itself: `agent: {command: "
                 "[node, agent.js]}`"
             )
-            raise ConfigurationError(Problem("new.program", at(file=path), got, fix=fix)) from None
-        for name in dict.fromkeys(_imported(tree)):
-            for beside in self._beside(name):
-                if beside not in sources:
-                    self._read(beside, sources)
-
-    def _beside(self, module: str) -> list[Path]:
-        """The files of a module that lies beside the program; all of a package."""
-        place = self.file.parent / module.split(".")[0]
-        if place.with_suffix(".py").is_file():
-            return [place.with_suffix(".py")]
-        return sorted(place.rglob("*.py")) if (place / "__init__.py").is_file() else []
+            problem = Problem("new.program", at(file=self.file), got, fix=fix)
+            raise ConfigurationError(problem) from None
+        return {f"{FOLDER}/{path.relative_to(folder)}": text for path, text in texts.items()}
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+def _python_files(folder: Path) -> Iterator[Path]:
+    for entry in folder.iterdir():
+        if entry.name.startswith(".") or (entry / "pyvenv.cfg").is_file():
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            yield from _python_files(entry)
+        elif entry.suffix == ".py" and entry.is_file():
+            yield entry
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except (OSError, ValueError) as error:
+        got = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise ConfigurationError(Problem("new.program", at(file=path), got)) from None

@@ -3,6 +3,7 @@ can be read.
 
 replace_text   writes a file as a whole: it holds the old text or the new one (replace_bytes: the
                same of bytes)
+replacing      the same of a file that a command writes for its user, piece by piece
 open_file      opens a file to be read, if it is one: a pipe that nobody writes to would be waited
                for, for ever
 """
@@ -14,9 +15,13 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 
 
 def from_home(path: str) -> str:
@@ -48,6 +53,38 @@ def replace_bytes(path: Path, content: bytes) -> None:
             fresh.unlink()
         raise
     sync(path.parent)
+
+
+@contextlib.contextmanager
+def replacing(file: Path, flag: str) -> Iterator[Path]:
+    """Gives the path of a new file beside a file, which it replaces at the end where it is there:
+    the file is there when all of it is, and an earlier one of its name stays until then.
+
+    Args:
+        flag: Names the file.
+
+    Raises:
+        ConfigurationError: It cannot be written.
+    """
+    part = file.with_name(f"{file.stem}.part{file.suffix}")
+    try:
+        if not file.parent.is_dir():  # some writers would make it, wherever a wrong letter leads
+            raise FileNotFoundError(errno.ENOENT, "there is no such folder")
+        if file.exists() and not file.is_file():  # a device or a pipe would be gone
+            raise OSError(errno.EINVAL, "it is there, and no file")
+        yield part
+        if part.exists():
+            os.replace(part, file)
+    except OSError as error:
+        got = f"cannot be written: {error.strerror or error}"
+        raise ConfigurationError(
+            Problem("files.unwritable", at(flag=flag, file=file), got)
+        ) from None
+    finally:
+        with contextlib.suppress(
+            OSError
+        ):  # where nothing can be written, nothing can be removed either
+            part.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:

@@ -19,7 +19,7 @@ class Table:
 
     Args:
         columns: By name what Arrow keeps them as: a type's name, or a key of `nested_types`
-            (marl_plugins/engine/records/tables.py). Without any it is written as JSON Lines alone.
+            (marl_plugins/engine/records/tables.py).
         rows: The rows of what is wanted of a run, each by column.
         account: What is printed where no file is named; None: nothing can be.
         plans: Whether it takes the words of a plan: `--recipe`, which it needs, and plugins' flags.

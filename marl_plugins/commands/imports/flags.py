@@ -58,8 +58,6 @@ def translate_flags(source: ImportSource, agents: Sequence[Agent], report: Repor
             "formed that way"
         )
     _set_length(source, agents, flags.run, report)
-    _fit_engines(flags.run, report)
-    _fit_batch(flags.run, report)
     return flags
 
 
@@ -99,38 +97,3 @@ def _set_length(
     if longest is not None:
         flags["data.max_len"] = longest
         report.take("max_len, prompt_max_len", f"`data.max_len: {longest}`")
-
-
-def _fit_engines(flags: dict[str, Any], report: Report) -> None:
-    """Adjusts the engines to `colocate_all_models`, with which they must cover exactly the ranks'
-    devices."""
-    ranks = flags.get("actor.num_nodes", 1) * flags.get("actor.num_gpus_per_node", 8)
-    engines, per_engine = (
-        flags.get(f"vllm.{name}", 1) for name in ("num_engines", "tensor_parallel_size")
-    )
-    matching = ranks // per_engine
-    if (
-        flags.get("train.colocate_all")
-        and engines * per_engine != ranks
-        and matching * per_engine == ranks
-    ):
-        report.note(
-            f"colocate_all_models: {engines} engines and {ranks} ranks cannot share devices, here "
-            f"or there; vllm.num_engines was set to {matching}"
-        )
-        flags["vllm.num_engines"] = matching
-
-
-def _fit_batch(flags: dict[str, Any], report: Report) -> None:
-    """`train.batch_size` must divide the trajectories of a step: else the largest number below it
-    that does."""
-    samples = flags.get("rollout.n_samples_per_prompt", 1)
-    trajectories = flags.get("rollout.batch_size", 1024) * samples
-    batch = flags.get("train.batch_size")
-    if batch and trajectories % batch:
-        divisor = next(n for n in range(min(batch, trajectories), 0, -1) if trajectories % n == 0)
-        report.note(
-            f"train_batch_size {batch} does not divide a step's {trajectories} trajectories; "
-            f"{divisor} is used"
-        )
-        flags["train.batch_size"] = divisor

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from marl_plugins.commands.inspect.index import Entry, RunIndex
 from marl_plugins.commands.inspect.query import Query, nothing_found
-from marl_plugins.commands.inspect.replacement import replacing
 from marl_plugins.commands.inspect.sampling import sampled, share_text
 from marl_plugins.commands.inspect.shown import trajectory_values
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.files import replacing
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.engine.records.panels import PHASES
 from marl_plugins.engine.records.read import RunReader

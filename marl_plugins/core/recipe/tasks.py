@@ -88,8 +88,8 @@ def choose_fields(columns: Iterable[str], input_key: str | None, label_key: str 
 def read_tasks(
     path: Path, input_key: str | None = None, label_key: str | None = None, limit: int | None = None
 ) -> FileTasks:
-    """Returns the tasks of a `.jsonl` file (one object per line), a `.json` file (a list of
-    objects, or one list under any key, or lines as in a `.jsonl` file), a `.csv` file (the first line names the fields; all
+    """Returns the tasks of a `.jsonl` file (one object per line), a `.json` file (the same, or a
+    list of objects, or one list under any key), a `.csv` file (the first line names the fields; all
     values are texts), or a `.parquet` file.
 
     A prompt is a string, or chat messages: the user's, with the system's before it.

@@ -233,8 +233,8 @@ def validate(args: SimpleNamespace, root: Path) -> tuple[list[Problem], list[Pro
             try:
                 _execute(code, namespace)
             except AssertionError as error:
-                got, flags = f"upstream refuses the flags: {error}", _flags_of(root / CLI, error)
-                problems.append(Problem("upstream.refused", got=got, flags=flags))
+                got = f"upstream refuses the flags: {error}"
+                problems.append(Problem("upstream.refused", got=got))
             except Exception as error:  # statements of an unknown release may raise anything
                 got = (
                     f"upstream's validation (train_ppo_ray.py:{line}) failed: "
@@ -244,31 +244,3 @@ def validate(args: SimpleNamespace, root: Path) -> tuple[list[Problem], list[Pro
     args.train.agent_func_path, args.reward.remote_url = None, None
     lines = [line for line in printed.getvalue().splitlines() if line.strip()]
     return problems, [Problem("upstream.warning", got=line, severity="warning") for line in lines]
-
-
-def _flags_of(path: Path, error: AssertionError) -> tuple[str, ...]:
-    """Names of the flags that an assertion of upstream's is about, and those of the conditions
-    around it."""
-    line = next(
-        (
-            frame.lineno
-            for frame in reversed(traceback.extract_tb(error.__traceback__))
-            if frame.filename == str(path)
-        ),
-        0,
-    )
-    around = [
-        node.test
-        for node in ast.walk(syntax_tree(path))
-        if isinstance(node, ast.Assert | ast.If)
-        and node.lineno <= (line or 0) <= (node.end_lineno or 0)
-    ]
-    attributes = (
-        ast.unparse(node)
-        for test in around
-        for node in ast.walk(test)
-        if isinstance(node, ast.Attribute)
-    )
-    return tuple(
-        dict.fromkeys(name.removeprefix("args.") for name in attributes if name.startswith("args."))
-    )

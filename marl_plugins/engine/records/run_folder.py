@@ -313,7 +313,7 @@ class FolderCopies:
         run = plan.run
         self.skipped = [folder.resolve(), self.output.resolve(), Path(run.args.ckpt.path).resolve()]
         self.left = LARGEST_COPY_BYTES
-        self.linked: dict[str, dict[str, Any]] = {}
+        self.linked: dict[str, str] = {}
         self.recipe = (
             self._recipe(find_recipe(plan.options.recipe)) if plan.options.recipe else None
         )
@@ -389,11 +389,11 @@ class FolderCopies:
             name: content for name, content in self.known.items() if name.startswith(root)
         }
 
-    def _rest(self, source: Path, target: Path) -> dict[Path, dict[str, Any]]:
+    def _rest(self, source: Path, target: Path) -> dict[Path, str]:
         """Copy what else lies in the recipe's folder, because its modules may read any of it; the
         links that stand for the rest."""
         target.mkdir(parents=True, exist_ok=True)
-        linked: dict[Path, dict[str, Any]] = {}
+        linked: dict[Path, str] = {}
         for entry in sorted(source.iterdir()):
             copy = target / entry.name
             if _ignored(entry) or self._holds_output(entry) or (entry.is_file() and copy.exists()):
@@ -409,12 +409,7 @@ class FolderCopies:
                 linked |= self._rest(entry, copy)
             else:
                 copy.symlink_to(entry)
-                facts = (
-                    {"bytes": entry.stat().st_size, "digest": file_digest(entry)}
-                    if entry.is_file()
-                    else {}
-                )
-                linked[copy] = {"path": str(entry), **facts}
+                linked[copy] = str(entry)
         return linked
 
     def _holds_output(self, entry: Path) -> bool:

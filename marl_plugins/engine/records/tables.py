@@ -3,7 +3,6 @@
     actions   one row per action with its ids, scores and advantages, and whether it was trained on
     trace     one row per action with what it asked of engines and tools, and when
               (engine/records/trace.py)
-    spans     one line of OTLP/JSON per trajectory (engine/records/spans.py)
 
 Plugins bring others (`marl_tables`). Rows are read one by one and written in portions, so a long
 run needs no more memory than a short one.
@@ -11,10 +10,8 @@ run needs no more memory than a short one.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -23,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.files import replacing
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import encodable
 from marl_plugins.core.table import Account, Table
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.engine.records.read import reason_left_out
-from marl_plugins.engine.records.spans import spans_of
 from marl_plugins.engine.records.trace import fork_of, trace_of
 
 PORTION_ROWS = 1000
@@ -154,11 +151,6 @@ TABLES = {
         lambda run, selection, words: (row.model_dump() for row in trace_of(run, selection)),
         about="requests to engines and tools with their times",
     ),
-    "spans": Table(
-        {},
-        lambda run, selection, words: spans_of(run, selection),
-        about="trajectories as spans of OpenTelemetry, as JSON Lines alone",
-    ),
 }
 
 
@@ -176,14 +168,13 @@ def write_table(rows: Iterator[Row], columns: Mapping[str, str], to: str) -> int
     path = Path(to)
     if to == "-":
         return sum(print(json.dumps(row)) is None for row in rows)
-    forms = FORMS if columns else FORMS[-1:]
-    if path.suffix not in forms:
-        expected = f"a name that ends in {' or '.join(forms)}, or -"
+    if path.suffix not in FORMS:
+        expected = f"a name that ends in {' or '.join(FORMS)}, or -"
         raise ConfigurationError(
             Problem("export.form", at(flag="to", file=path), expected=expected)
         )
-    part, count = path.with_name(f"{path.name}.part"), 0
-    try:
+    count = 0
+    with replacing(path, "to") as part:
         with (
             json_lines(part)
             if path.suffix == ".jsonl"
@@ -192,15 +183,7 @@ def write_table(rows: Iterator[Row], columns: Mapping[str, str], to: str) -> int
             while portion := list(itertools.islice(rows, PORTION_ROWS)):
                 write(portion)
                 count += len(portion)
-        if count:
-            os.replace(part, path)
-    except OSError as error:
-        got = f"cannot be written: {error.strerror or error}"
-        raise ConfigurationError(
-            Problem("export.unwritable", at(flag="to", file=path), got)
-        ) from None
-    finally:
-        with contextlib.suppress(OSError):
+        if not count:
             part.unlink()
     return count
 

@@ -49,9 +49,6 @@ TOOL = ("tool", "call", "output", "ok", "failure", "start", "seconds", "diff")
 """Of a call of a tool, the same; failure and diff are left out where they are empty."""
 SCHEMA_VERSION = 1
 """Version of the records in `trajectories.jsonl`."""
-TIMED = ("seconds", "start", "times")
-"""Keys of records whose values are measured, and differ between runs that are otherwise the
-same."""
 
 
 def to_record(
