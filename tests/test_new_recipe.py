@@ -102,6 +102,8 @@ def program(folder, module="tasks", function="main", more=""):
     (folder / "theirs" / "tasks.py").write_text(
         "from words import ASK\n\n\ndef question(text):\n    return ASK + text\n"
     )
+    (folder / "theirs" / ".venv").mkdir()
+    (folder / "theirs" / ".venv" / "other.py").write_text("")
     (folder / "theirs" / "words").mkdir()
     (folder / "theirs" / "words" / "__init__.py").write_text("ASK = 'Compute: '\n")
     return "theirs/my_agent.py"

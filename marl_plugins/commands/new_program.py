@@ -11,9 +11,12 @@ from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.engine.plan.resume import COMMAND_FILE
 
 FOLDER = "agent"
 """Where the program is put, so that its modules may be called as the recipe's own files are."""
+NOT_COPIED = ("pyvenv.cfg", COMMAND_FILE)
+"""Files by which a folder is known that is no part of a program."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,13 @@ class ExistingProgram:
 
     def files(self) -> dict[str, str]:
         """Returns the texts of the files that the recipe needs, by name: the program, and all
-        Python files beside it and below, without hidden folders and environments of Python.
+        Python files beside it and below.
 
         Raises:
             ConfigurationError: A file cannot be read, or the program is no Python file.
         """
         folder = self.file.parent
-        texts = {path: _text(path) for path in sorted({self.file, *_python_files(folder)})}
+        texts = {self.file: _text(self.file)}
         try:
             ast.parse(texts[self.file])
         except (SyntaxError, ValueError) as error:
@@ -65,12 +68,15 @@ class ExistingProgram:
             )
             problem = Problem("new.program", at(file=self.file), got, fix=fix)
             raise ConfigurationError(problem) from None
+        texts |= {path: _text(path) for path in sorted(_python_files(folder))}
         return {f"{FOLDER}/{path.relative_to(folder)}": text for path, text in texts.items()}
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
+    """Yields the Python files of a folder, without those of hidden folders, of environments of
+    Python and of runs' records."""
     for entry in folder.iterdir():
-        if entry.name.startswith(".") or (entry / "pyvenv.cfg").is_file():
+        if entry.name.startswith(".") or any((entry / name).is_file() for name in NOT_COPIED):
             continue
         if entry.is_dir() and not entry.is_symlink():
             yield from _python_files(entry)

@@ -18,7 +18,6 @@ import io
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import lru_cache
