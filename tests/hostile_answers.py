@@ -375,7 +375,7 @@ def redirect_kinds() -> list[Kind]:
             b"", status, "Location: " + location.replace("HOST", a.host).replace("KEY", a.key)
         )
 
-    refused = {
+    places = {
         "to_another_host": to("http://localhost.localdomain/v1?key=KEY"),
         "to_another_port": to("http://127.0.0.1:9/v1"),
         "to_another_name": to("http://localhost:9/v1", "301 Moved"),
@@ -387,14 +387,10 @@ def redirect_kinds() -> list[Kind]:
         "to_nowhere": to(""),
         "to_a_script": to("javascript:alert(1)"),
         "to_a_far_port": to("http://127.0.0.1:99999999/v1"),
-    }
-    right = {
         "to_the_right_path": to("/right/v1/chat/completions", "308 Moved"),
         "to_the_right_address": to("http://u:p@HOST/right/v1/chat/completions", "301 Moved"),
     }
-    return [Kind(n, f, "paused") for n, f in refused.items()] + [
-        Kind(n, f, "verdict") for n, f in right.items()
-    ]
+    return [Kind(n, f, "paused") for n, f in places.items()]
 
 
 def form_kinds() -> list[Kind]:

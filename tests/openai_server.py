@@ -79,9 +79,8 @@ def eventually(holds, seconds=60.0):
 
 
 @contextmanager
-def openai_server(answer, models=()):
-    """Serve `answer(body, count)`: a `Reply`, or a text for a plain one; and the names of `models`,
-    or a `Reply` that refuses.
+def openai_server(answer):
+    """Serve `answer(body, count)`: a `Reply`, or a text for a plain one.
 
     Yields the base URL and the list of bodies received, which also knows how many connections are
     open.
@@ -101,19 +100,6 @@ def openai_server(answer, models=()):
             with lock:
                 bodies.open -= 1
             super().finish()
-
-        def do_GET(self):
-            refused = isinstance(models, Reply)
-            listed = {
-                "object": "list",
-                "data": [{"id": m, "object": "model"} for m in (() if refused else models)],
-            }
-            data = json.dumps(content(models) if refused else listed).encode()
-            self.send_response(models.status if refused else 200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

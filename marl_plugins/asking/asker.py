@@ -11,7 +11,7 @@
                            or policy.py: a policy of the run, without cache and limits
     ask      chat.py       the protocol: a conversation goes out, an answer comes back and is read
                            (reading.py)
-             exchange.py   HTTP, bounded in time, bytes and redirects
+             exchange.py   HTTP, bounded in time and bytes
 
 Each layer knows the next one only. Messages name the flags of the plugin that asks
 (`--coach.timeout`) by its prefix.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from marl_plugins.asking.endpoint import CoachEndpoint
-from marl_plugins.asking.exchange import ConnectionFailure, HttpAnswer, HttpConnection, Redirect
+from marl_plugins.asking.exchange import ConnectionFailure, HttpAnswer, HttpConnection
 from marl_plugins.asking.limits import SpendingBudget
 from marl_plugins.asking.reading import (
     UNREADABLE,
@@ -108,7 +108,7 @@ class ChatClient:
         Raises:
             ReportedError: The answer reports an error.
             Refusal: The model will not answer.
-            TimeoutError, ConnectionFailure, Redirect: There is no answer.
+            TimeoutError, ConnectionFailure: There is no answer.
             MalformedAnswer: It is anything else.
         """
         answer = await self._exchange("POST", "chat/completions", body, self._read)
@@ -126,7 +126,7 @@ class ChatClient:
             problem = error.with_traceback(None)
         except TimeoutError:
             problem = TimeoutError()
-        except (ConnectionFailure, Redirect, MalformedAnswer) as error:
+        except (ConnectionFailure, MalformedAnswer) as error:
             problem = type(error)(self.redaction.text(str(error), 300))
         except UNREADABLE as error:
             problem = MalformedAnswer(
@@ -181,6 +181,7 @@ class ChatClient:
         except MalformedAnswer:
             complaint = None
         code, message = complaint or ("", answer.data[:2000].decode("utf-8", "replace"))
+        message = answer.elsewhere or message
         wait = seconds_of(answer.headers.get("retry-after", ""))
         return ReportedError(answer.status, code, self.redaction.text(message), wait)
 
@@ -197,20 +198,3 @@ class ChatClient:
             logging.getLogger(__name__).warning(
                 "%s: the answers are by model '%s'", self.endpoint, shown
             )
-
-    async def model_names(self) -> list[str]:
-        """Asks for the models that the endpoint lists.
-
-        Raises:
-            ReportedError, TimeoutError, ConnectionFailure, Redirect, MalformedAnswer: It lists none
-                that can be read.
-        """
-
-        def names(answer: HttpAnswer) -> list[str]:
-            if answer.status >= 300:
-                raise self._failed(answer)
-            return [
-                self.redaction.text(model["id"], 200) for model in read_json(answer.data)["data"]
-            ]
-
-        return await self._exchange("GET", "models", None, names)

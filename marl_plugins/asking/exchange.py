@@ -1,4 +1,4 @@
-"""One exchange with an HTTP server, bounded in time, in bytes and in where it may lead.
+"""One exchange with an HTTP server, bounded in time and in bytes; redirects are not followed.
 
 One deadline covers all of it, from connecting to the last byte. The body is counted as it arrives
 and decompressed here, within the same bound; httpx itself reads no more than 100 KB of headers.
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import httpx
@@ -28,17 +28,12 @@ MOST_BYTES = 3 * 2**20
 """Of an answer's body, on the wire and decompressed."""
 BYTES_OF_A_PART = 256
 """What each part of a body counts besides its bytes, so that a flood of tiny ones ends too."""
-REDIRECTS = 3
 IDLE_SECONDS = 30.0
 """Seconds after which a connection that is not used is closed."""
 
 
 class ConnectionFailure(Exception):
     """No connection, or one that broke."""
-
-
-class Redirect(Exception):
-    """The server sends us where the question must not go."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +43,14 @@ class HttpAnswer:
     status: int
     headers: Mapping[str, str]
     data: bytes | bytearray
+
+    @property
+    def elsewhere(self) -> str:
+        """Where a redirect leads, in words; empty where the answer is none."""
+        if not (300 <= self.status < 400 and "location" in self.headers):
+            return ""
+        target = shown_url(self.headers["location"])[:200]
+        return f"redirects to {target!r}, and no redirect is followed"
 
 
 class HttpConnection:
@@ -87,7 +90,6 @@ class HttpConnection:
         Raises:
             TimeoutError: Not all of the answer has come in time.
             ConnectionFailure: There is no connection, or it broke.
-            Redirect: To another server, without encryption, or in circles.
             MalformedAnswer: The answer is too large.
         """
         place, mark, query = self.base_url.partition("?")
@@ -95,14 +97,9 @@ class HttpConnection:
         content = b"" if body is None else json.dumps(body).encode()
         try:
             async with asyncio.timeout(self.timeout):
-                for _ in range(1 + REDIRECTS):
-                    answer = await self._once(method, url, content)
-                    if answer.status not in (301, 302, 303, 307, 308):
-                        return answer
-                    url = _followed(url, answer.headers.get("location", ""))
+                return await self._once(method, url, content)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise ConnectionFailure(str(error) or type(error).__name__) from error
-        raise Redirect(f"redirects more than {REDIRECTS} times, at last to {shown_url(url)}")
 
     async def _once(self, method: str, url: str, content: bytes) -> HttpAnswer:
         free = self._free
@@ -173,32 +170,6 @@ async def _body(response: httpx.Response) -> bytearray:
 def _trusted() -> ssl.SSLContext:
     """Reading the certificates takes a moment, once for all connections."""
     return httpx.create_ssl_context(trust_env=False)
-
-
-def _followed(url: str, location: str) -> str:
-    """Returns the address to which a redirect leads.
-
-    Raises:
-        Redirect: Nowhere, or where the question and its key must not go: only the same server may
-            be meant, or its encrypted side.
-    """
-    try:
-        target = urljoin(url, location)
-        here, there = urlsplit(url), urlsplit(target)
-        same = (here.scheme, here.port) == (there.scheme, there.port) or (
-            here.scheme,
-            there.scheme,
-        ) == ("http", "https")
-        same = same and here.hostname == there.hostname and bool(location)
-    except ValueError:  # a port or a bracket that is none
-        target, same = location, False
-    if not same:
-        raise Redirect(
-            f"redirects to {shown_url(target)[:200]!r}, which is not the same server, or not "
-            "encrypted; no question is sent there"
-        )
-    user, mark, _ = here.netloc.rpartition("@")
-    return there._replace(netloc=user + mark + there.netloc.rpartition("@")[2]).geturl()
 
 
 def _decompressed(data: bytearray, encoding: str) -> bytes | bytearray:

@@ -4,8 +4,8 @@ Two kinds of failure. What may pass (429, 5xx, a connection, a time-out, an answ
 the protocol) is a `TransientFailure`, which is repeated; where the endpoint will not judge this
 very question (too long, a filter, a refusal; a 400 or 422, if it still answers the first that it
 has answered) that one judgement is missing (`InfrastructureFailure`). What cannot pass (a refused
-key, an unknown model, no credit, in whichever words, a redirect to another server) ends the run at
-once, with everything up to the last step saved (`RunPaused`).
+key, an unknown model, no credit, in whichever words, a redirect) ends the run at once, with
+everything up to the last step saved (`RunPaused`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 
 from marl_plugins.asking.chat import ChatAnswer, ChatClient, ChatRefusal, ReportedError
 from marl_plugins.asking.endpoint import CoachEndpoint
-from marl_plugins.asking.exchange import ConnectionFailure, Redirect
+from marl_plugins.asking.exchange import ConnectionFailure
 from marl_plugins.asking.limits import SpendingBudget
 from marl_plugins.asking.question import random_nonce
 from marl_plugins.asking.reading import MalformedAnswer
@@ -30,7 +30,6 @@ FAILURES = (
     ChatRefusal,
     TimeoutError,
     ConnectionFailure,
-    Redirect,
     MalformedAnswer,
 )
 """What may come of an exchange in place of an answer."""
@@ -73,8 +72,6 @@ class EndpointTransport:
             ) from error
         except ConnectionFailure as error:
             raise TransientFailure("coach_unreachable", str(error)) from error
-        except Redirect as error:
-            raise RunPaused(f"{e}: {error}") from error
         except ChatRefusal as error:
             raise InfrastructureFailure("coach_refused", str(error)) from error
         except MalformedAnswer as error:
@@ -124,8 +121,6 @@ class EndpointTransport:
         if isinstance(error, ConnectionFailure):
             got = f"cannot be reached ({error})"
             return Problem("endpoint.unreachable", where, got, fix="is it running?")
-        if isinstance(error, Redirect):
-            return Problem("endpoint.redirects", where, str(error))
         if not isinstance(error, ReportedError):
             got = f"does not answer as an OpenAI-compatible endpoint does: {error}"
             return Problem("endpoint.protocol", where, got)
@@ -212,16 +207,3 @@ class EndpointTransport:
                     raise
                 await asyncio.sleep(wait)
         raise AssertionError("unreachable: attempts are not counted")
-
-    async def model_names(self) -> list[str]:
-        """Asks for the models that the endpoint lists.
-
-        Raises:
-            ConfigurationError: It lists none that can be read.
-        """
-        try:
-            return await self.client.model_names()
-        except FAILURES as error:
-            raise ConfigurationError(self._problem(error)) from None
-        finally:
-            await self.close()

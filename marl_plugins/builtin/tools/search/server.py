@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from marl_plugins.asking.exchange import ConnectionFailure, HttpAnswer, HttpConnection, Redirect
+from marl_plugins.asking.exchange import ConnectionFailure, HttpAnswer, HttpConnection
 from marl_plugins.asking.reading import UNREADABLE, MalformedAnswer, read_json
 from marl_plugins.asking.repeats import pause_after
 from marl_plugins.builtin.tools.search.corpus import Document, document_of
@@ -44,7 +44,7 @@ async def found_by_server(config: SearchToolConfig, query: str) -> list[Document
             if attempt > REPEATS:
                 break
             await asyncio.sleep(pause_after(attempt, None))
-    except (Redirect, MalformedAnswer) as error:
+    except MalformedAnswer as error:
         why = str(error)
     finally:
         await connection.close()
@@ -58,9 +58,8 @@ def documents_in(answer: HttpAnswer) -> list[Document]:
         MalformedAnswer: It is in another form.
     """
     if answer.status >= 300:
-        raise MalformedAnswer(
-            f"HTTP {answer.status}: {answer.data[:200].decode('utf-8', 'replace')}"
-        )
+        said = answer.elsewhere or answer.data[:200].decode("utf-8", "replace")
+        raise MalformedAnswer(f"HTTP {answer.status}: {said}")
     try:
         (items,) = read_json(answer.data)["result"]
         return [document_of(item.get("document", item)) for item in items]
