@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -57,7 +58,9 @@ async def marl_exchange(trajectories, exchange):
 
 
 class Foreign:
-    """Foreign text of characters, none of which is a control token."""
+    """Foreign text of characters, of which one is a special token."""
+
+    special: ClassVar = {ord("$"): "$"}
 
     def hide(self, text, role):
         return text
@@ -428,6 +431,24 @@ def test_ids_say_the_text_and_end_where_it_ends(tmp_path, text, ids, end, taken)
     with pytest.raises(RefusedRecord) as error:
         asyncio.run(exchange.read(record, PEER))
     assert error.value.reason == "text"
+
+
+@pytest.mark.parametrize(("ids", "kept"), [("a<b^", True), ("ab$", True), ("a$b^", False)])
+def test_ids_with_a_special_token_before_the_end_are_text(tmp_path, monkeypatch, ids, kept):
+    async def once(task, roles, tools):
+        return await roles.voter(q=task.prompt)
+
+    session = exchange_of(once, ["voter"])(tmp_path)
+    given = rolled_out(session, simulated_engine(), samples=1)
+    exchange = OwnTokenizer(session, 1, session.train_tasks[:2], given)
+    record = exchange.write(given[0])
+    end = "eos" if ids.endswith("^") else "stop"
+    answer(record, text=ids.removesuffix("^"), ids=list(ids.encode()), end=end)
+    # A real tokenizer's spelling of a special token is several ids; here it is another one.
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids, _: bytes(ids).decode().lower())
+    monkeypatch.setattr(Foreign, "encode", lambda self, text: list(text.upper().encode()))
+    (action,) = asyncio.run(exchange.read(record, PEER)).actions
+    assert action.generation.ids == tuple((ids if kept else ids.upper()).encode())
 
 
 def test_a_record_counts_once(tmp_path):

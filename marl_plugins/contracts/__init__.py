@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 from marl_plugins.contracts.tools import ToolContract
 from marl_plugins.core.credit import check_rewards, rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import Estimator, check_estimator, group_key
-from marl_plugins.core.exchange import RefusedRecord
+from marl_plugins.core.exchange import RefusedRecord, TrajectoryWords
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded
 from marl_plugins.core.plugin_names import BUILTINS
 from marl_plugins.core.rows import Row, rows_of
@@ -360,7 +360,7 @@ class EmptyExchange:
 
     async def read(
         self,
-        record: Mapping[str, object],
+        record: Mapping[str, object] | TrajectoryWords,
         origin: str,
         policy: str | None = None,
         task: Task | None = None,

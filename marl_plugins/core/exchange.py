@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import pydantic
 
@@ -76,7 +76,7 @@ class AnswerWords(_Record):
     text: str = pydantic.Field(max_length=MOST_ANSWER_CHARS)
     end: Literal["eos", "stop", "length"]
     logprob: float = pydantic.Field(le=0.0)
-    ids: tuple[int, ...] = pydantic.Field((), strict=False)
+    ids: Annotated[tuple[int, ...], pydantic.FailFast()] = pydantic.Field((), strict=False)
 
 
 class TrajectoryWords(_Record):
@@ -150,7 +150,7 @@ class Exchange(Protocol):
 
     async def read(
         self,
-        record: Mapping[str, object],
+        record: Mapping[str, object] | TrajectoryWords,
         origin: str,
         policy: str | None = None,
         task: Task | None = None,
@@ -161,6 +161,7 @@ class Exchange(Protocol):
         Several may be read at the same time. What is read and not returned has no effect.
 
         Args:
+            record: As `write` gives it, or checked by `read_words`.
             origin: Names who made it; at most 200 characters, for people and for
                 `Trajectory.origin`.
             policy: Says every role that it may play, and it alone is trained on the trajectory;

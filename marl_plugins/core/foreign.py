@@ -48,14 +48,18 @@ class ForeignText:
             str(tokenizer.chat_template),
             getattr(tokenizer, "added_tokens_decoder", {}),
         )
-        special = {number: token.content for number, token in added.items() if token.special}
-        self.control: dict[int, str] = special | {
+        self.special = {number: token.content for number, token in added.items() if token.special}
+        """Spelling of each special token, by its id; nobody but a model itself says them."""
+        self.control: dict[int, str] = self.special | {
             number: token.content
             for number, token in added.items()
             if token.content in template and _is_mark(token.content)
         }
         """Spelling of each control token, by its id."""
-        self._any, self._special = beginnings(self.control.values()), beginnings(special.values())
+        self._any, self._special = (
+            beginnings(self.control.values()),
+            beginnings(self.special.values()),
+        )
 
     def _pattern(self, role: str) -> re.Pattern[str]:
         """An assistant's own marks (calls, thinking) are not foreign where it says them."""

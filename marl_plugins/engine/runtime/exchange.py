@@ -83,7 +83,7 @@ class StepExchange:
 
     async def read(
         self,
-        record: Mapping[str, object],
+        record: Mapping[str, object] | TrajectoryWords,
         origin: str,
         policy: str | None = None,
         task: Task | None = None,
@@ -256,7 +256,9 @@ class _Speaker:
 
     def _ids(self, answer: AnswerWords, chat: ChatFormat, call: Call) -> tuple[int, ...]:
         of = f"the answer of role {call.role!r}"
-        if answer.ids and self._exchange.has_tokenizer(self._words, call.role, chat):
+        # A special token in the middle would open a turn wherever the answer is shown again.
+        plain = chat.foreign.special.keys().isdisjoint(answer.ids[:-1])
+        if answer.ids and plain and self._exchange.has_tokenizer(self._words, call.role, chat):
             ids, size = answer.ids, len(chat.tokenizer)
             if not all(0 <= number < size for number in ids):
                 raise self._refusal("text", f"{of} has ids that are not in 0 ... {size - 1}")
