@@ -2,9 +2,11 @@
 
 import json
 import random
+import socket
 import threading
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from itertools import combinations
 from statistics import fmean, pstdev
 
@@ -70,6 +72,19 @@ def test_a_round_has_one_random_question_and_one_answer(address, tmp_path):
         again.reply(judge.JudgedRound(**rounds[0], answer="1"))
 
 
+def test_an_answer_to_another_judges_question_is_not_graded(tmp_path):
+    """The judge was restarted between question and answer."""
+    of = {"peer": "ada", "group": "swarm", "round": 1}
+    with Judge("swarm/tiny.yaml", tmp_path / "judged.jsonl", ("127.0.0.1", 0)) as before:
+        before.reply(judge.JudgedRound(**of))
+    with Judge("swarm/tiny.yaml", tmp_path / "judged.jsonl", ("127.0.0.1", 0)) as again:
+        with pytest.raises(FileExistsError):
+            again.reply(judge.JudgedRound(**of, answer="1"))
+        question = again.reply(judge.JudgedRound(**of))
+        right = HELD_OUT[question["task"]].label
+        assert again.reply(judge.JudgedRound(**of, answer=right)) == {"score": 1.0}
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -98,6 +113,23 @@ def test_a_run_is_judged_once_a_step_and_stays_the_same(address, tmp_path):
     numbers = {word: recorded(run, "metrics.jsonl")[-1] for word, run in runs.items()}
     assert (numbers["judged"]["swarm/judged"], numbers["judged"]["swarm/unjudged"]) == (0.0, 0.0)
     assert numbers["gone"]["swarm/unjudged"] == 1.0 and "swarm/unjudged" not in numbers["not"]
+
+
+def test_a_server_that_speaks_another_protocol_costs_a_number(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def greet():
+            with suppress(OSError):
+                while True:
+                    caller, _ = listening.accept()
+                    with caller:
+                        caller.recv(1 << 16)
+                        caller.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        run = fit(peer(tmp_path, tmp_path / "store", steps=1, judge=url))
+    assert recorded(run, "metrics.jsonl")[0]["swarm/unjudged"] == 1.0
 
 
 def test_every_member_of_a_population_is_judged_for_itself(address, tmp_path):

@@ -22,9 +22,9 @@ the groups at k. No scores are taken to be normal, or rounds to be independent.
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import random
-import secrets
 import threading
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -76,7 +76,8 @@ class Judge(ThreadingHTTPServer):
     def __init__(self, recipe: str, file: Path, address: tuple[str, int]):
         self._grader, self._file = RecipeGrader(recipe), file
         self._tasks = self._grader.plan.tasks("eval")
-        self._secret, self._free = secrets.token_hex(), threading.Lock()
+        self._asked: dict[tuple[str, int], Task] = {}
+        self._free = threading.Lock()
         lines = read_lines(file, JudgedRound) if file.exists() else []
         self._judged = {(line.peer, line.round) for line in lines}
         super().__init__(address, JudgeHandler)
@@ -85,15 +86,16 @@ class Judge(ThreadingHTTPServer):
         """Returns the question of a peer's round; where it is answered, the score, which is noted.
 
         Raises:
-            FileExistsError: This round has been judged.
+            FileExistsError: This round has been judged, or this judge has not asked.
         """
         key = asked.peer, asked.round
-        task = random.Random(f"{self._secret} {key}").choice(self._tasks)
         if asked.answer is None:
+            task = self._asked.setdefault(key, random.choice(self._tasks))
             return {"task": task.id, "prompt": task.prompt}
         with self._free:
-            if key in self._judged:
+            if key in self._judged or key not in self._asked:
                 raise FileExistsError
+            task = self._asked[key]
             score = self._grader.outcome(task, asked.answer)
             noted = asked.model_copy(update={"task": task.id, "score": score})
             with self._file.open("a") as lines:
@@ -140,7 +142,7 @@ async def judged(run: Run, exchange: Exchange, learner: str) -> float | None:
             return None
         answer = {**of, "answer": trajectory.answer or ""}
         return float((await asyncio.to_thread(_told, options.judge, answer))["score"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return None
 
 
