@@ -18,7 +18,9 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import ClassVar
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned_once import PlannedOnce
@@ -353,6 +355,39 @@ def test_a_store_that_is_gone_costs_records_and_no_step(tmp_path):
         )
 
 
+class Away(MemoryFileSystem):
+    """A store whose library has exceptions of its own, as those of S3 and HTTP have."""
+
+    protocol = "away"
+    listed: ClassVar[list[RecordName]] = []
+
+    def fails(self, *_, **__):
+        raise LookupError("no answer")
+
+    exists = makedirs = pipe_file = cat_file = rm_file = fails
+
+    def size(self, path):
+        return 1
+
+    def ls(self, path, detail=True, **_):
+        if not self.listed:
+            self.fails()
+        part = 2 if path.endswith("000000") else 0
+        return [name.path.rpartition("/")[part] for name in self.listed]
+
+
+@pytest.mark.parametrize("names", [[], [RecordName(0, "alice", "0" * 8, key_of("t0"))]])
+def test_what_a_stores_library_raises_costs_records_and_no_step(tmp_path, monkeypatch, names):
+    fsspec.register_implementation("away", Away, clobber=True)
+    monkeypatch.setattr(Away, "listed", names)
+    options = {"external": 2, "keep": 1, "steps": 2, "name": "bob"}
+    trainer = fit(peer(tmp_path / "b", "away://store", **options))
+    for line in recorded(trainer, "metrics.jsonl"):
+        assert line["swarm/unpublished"] == 4.0
+        assert line["swarm/unreachable"] == float(not names)
+    assert recorded(trainer, "metrics.jsonl")[0].get("swarm/refused/unreachable", 0) == len(names)
+
+
 def good(task="t0", sample=0, **values):
     """A record that a run of `peer` can say again."""
     answer = {"role": "a", "shown": "", "text": "abc", "end": "eos", "logprob": -1.0}
@@ -367,7 +402,7 @@ def good(task="t0", sample=0, **values):
 
 
 HOSTILE = {
-    "a bomb": gzip.compress(b"0" * (65 << 20)),
+    "a bomb": gzip.compress(gzip.decompress(packed([good()])) + b" " * (16 << 20)),
     "too large": os.urandom(MOST_RECORD_BYTES + 1),
     "no JSON": gzip.compress(b"{"),
     "deep": gzip.compress(b'{"schema": 1, "group": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),

@@ -12,15 +12,15 @@ swarm's present at once, and what those have left who are gone grows old as the 
 
 There is no server and no lock. A name appears only when its content is complete: a local file is
 written under another name in the *same* folder and renamed, an object is put at once. Readers
-validate what they read and execute nothing.
+validate what they read, and unpickle nothing.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,11 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from marl_plugins import Problem, at
+from marl_plugins import Problem, at, replace_bytes
 
 MOST_RECORD_BYTES = 4 << 20
 """Bytes of a record as it is stored; larger ones are neither written nor read."""
-MOST_UNPACKED_BYTES = 64 << 20
+MOST_UNPACKED_BYTES = 16 << 20
 PEER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]{0,63}")
 NAME = re.compile(rf"({PEER.pattern})-([0-9a-f]{{8}})-([0-9a-f]{{16}})\.json\.gz")
 ANSWERS = "answers"
@@ -84,6 +84,17 @@ def wrong_peer(peer: str, flag: str) -> list[Problem]:
     )
 
 
+@contextmanager
+def reaching() -> Iterator[None]:
+    """A store that is away is an `OSError`, whatever the library of its protocol raises."""
+    try:
+        yield
+    except (OSError, ValueError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
 class RecordStore:
     """The records under an address.
 
@@ -100,6 +111,7 @@ class RecordStore:
         self.files: Any = opened[0]
         self.root = str(opened[1]).rstrip("/")
 
+    @reaching()
     def put(self, name: RecordName, content: bytes) -> bool:
         """Writes a record that is not there yet; returns whether it was written.
 
@@ -116,13 +128,12 @@ class RecordStore:
             return False
         self.files.makedirs(place.rpartition("/")[0], exist_ok=True)
         if isinstance(self.files, LocalFileSystem):
-            fresh = Path(f"{place}.{os.getpid()}.new")
-            fresh.write_bytes(content)
-            fresh.replace(place)
+            replace_bytes(Path(place), content)
         else:
             self.files.pipe_file(place, content)
         return True
 
+    @reaching()
     def get(self, name: RecordName) -> bytes:
         """Returns the unpacked content of a record.
 
@@ -144,6 +155,7 @@ class RecordStore:
             )
         return content
 
+    @reaching()
     def names(self, rounds: range | None = None) -> list[RecordName]:
         """Returns the names of the records of some rounds, and of those of no round, sorted; what
         has another name is no record.
@@ -161,6 +173,7 @@ class RecordStore:
                 names += [RecordName.of(folder, file) for file in self._listed(folder)]
         return sorted(filter(None, names), key=lambda name: name.path)
 
+    @reaching()
     def newest(self) -> int:
         """Returns the newest round that anything lies in; 0 if there is none.
 
@@ -171,6 +184,7 @@ class RecordStore:
         rounds = (int(folder) for folder in self._folders() if folder != ANSWERS)
         return max((each for each in rounds if each <= MOST_ROUND), default=0)
 
+    @reaching()
     def remove(self, names: Iterable[RecordName]) -> None:
         """Removes records, if they are there; their peer alone may.
 
