@@ -48,7 +48,12 @@ from marl_plugins.swarm.capability import (
 from marl_plugins.swarm.command import main
 from marl_plugins.swarm.peers import Swarm
 from marl_plugins.swarm.record import key_of, packed, unpacked
-from marl_plugins.swarm.store import MOST_RECORD_BYTES, MOST_ROUND, RecordName, RecordStore
+from marl_plugins.swarm.store import (
+    MOST_RECORD_BYTES,
+    MOST_ROUND,
+    RecordName,
+    RecordStore,
+)
 
 PLUGIN = "marl_plugins.swarm"
 DEFAULTS = {
@@ -88,7 +93,7 @@ def peer(
         seed=seed,
         train_tasks=tasks,
     )
-    trainer.run.args.ckpt.path = str(folder / "ckpt")
+    trainer.run.args.ckpt.path, trainer.run.args.ckpt.max_num = str(folder / "ckpt"), 3
     trainer.run.args.swarm = SimpleNamespace(**DEFAULTS | options, store=str(store), peer=name)
     members = trainer.session.cast.members
     for role, (spec,) in members.items():
@@ -224,6 +229,78 @@ def test_a_repeated_step_takes_in_what_it_took_in_although_peers_go_on(tmp_path)
     other.run.args.ckpt.path = first.run.args.ckpt.path
     fit(other)
     assert any(origin.startswith("carol") for _, origin, *_ in received(other))
+
+
+def test_a_run_takes_in_no_records_of_an_earlier_run_of_its_name(tmp_path):
+    store = tmp_path / "store"
+    fit(peer(tmp_path / "a", store, seed=7))
+    again = fit(peer(tmp_path / "b", store, seed=8, external=2, staleness=9))
+    assert not received(again)
+    assert not any(line["swarm/offered"] for line in recorded(again, "metrics.jsonl"))
+
+
+def test_a_group_whose_sender_found_no_difference_is_not_scored_here(tmp_path):
+    """What is scored again may cost a coach's answer, in every step."""
+    store = tmp_path / "store"
+    fit(peer(tmp_path / "a", store, seed=7, steps=1, outcome=lambda t: float(t.task.id > "t1")))
+    for task in ("t0", "t1", "t2"):  # by others, who say that t0 and t1 differ
+        name = RecordName(1, "carol", "0" * 8, key_of(task))
+        group = [good(task, sample=n, outcome=float(n and task != "t2")) for n in range(2)]
+        RecordStore(str(store)).put(name, packed(group))
+    scored = []
+
+    def outcome(t):
+        scored.append(t)
+        return float(t.task.id == "t0" and t.sample)
+
+    options = {"external": 9, "staleness": 9, "sampler": "nonzero", "publish": 0.0}
+    bob = fit(peer(tmp_path / "b", store, name="bob", outcome=outcome, **options))
+    assert {(step, task) for step, _, task, _ in received(bob)} == {(1, "t0")}
+    foreign = [(t.origin.partition("-")[0], t.task.id) for t in scored if t.origin]
+    assert sorted(foreign) == [("carol", t) for t in ("t0", "t0", "t1", "t1")]
+    assert [line["swarm/unlike"] for line in recorded(bob, "metrics.jsonl")] == [6.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("sampler", ["nonzero", "reward"])
+def test_a_group_that_cannot_be_compared_is_taken(tmp_path, sampler):
+    """One answer of a person, or one sample of a task."""
+    store = tmp_path / "store"
+    for sample, task in enumerate(("t0", "t1")):
+        name = RecordName(None, "people", "0" * 8, key_of(task))
+        RecordStore(str(store)).put(name, packed([good(task, outcome=1.0 if sample else None)]))
+    bob = fit(peer(tmp_path / "b", store, steps=1, name="bob", external=4, sampler=sampler))
+    assert {task for _, _, task, _ in received(bob)} == {"t0", "t1"}
+
+
+def test_the_best_groups_are_taken_within_the_quota(tmp_path):
+    store = tmp_path / "store"
+    worth = {"t0": 0.9, "t1": 0.7, "t2": 0.5, "t3": 0.3}
+    for who in ("alice", "carol"):
+        for task in worth:
+            name = RecordName(1, who, "0" * 8, key_of(task))
+            RecordStore(str(store)).put(name, packed([good(task), good(task, sample=1)]))
+
+    def outcome(t):
+        known = worth[t.task.id] - 0.1 * t.origin.startswith("carol") - 0.1 * t.sample
+        return known if t.origin else 0.5
+
+    options = {"external": 3, "sampler": "reward", "outcome": outcome, "publish": 0.0}
+    for quota, best in (
+        (0, {("alice", "t0"), ("carol", "t0"), ("alice", "t1")}),
+        (1, {("alice", "t0"), ("carol", "t0")}),
+    ):
+        folder = tmp_path / f"quota{quota}"
+        bob = fit(peer(folder, store, steps=1, name="bob", quota=quota, **options))
+        assert {(origin.partition("-")[0], task) for _, origin, task, _ in received(bob)} == best
+
+
+def test_the_journal_has_the_steps_that_the_saved_ones_may_be_followed_by(tmp_path):
+    trainer = peer(tmp_path, tmp_path / "store", steps=9, external=1)
+    trainer.run.args.ckpt.save_steps, trainer.run.args.ckpt.max_num = 2, 2
+    trainer.saving.save = lambda step: asyncio.sleep(0)
+    fit(trainer)
+    kept = {path.stem for path in (tmp_path / "ckpt" / "swarm").iterdir()}
+    assert kept == {f"step-{step:06d}" for step in (6, 7, 8, 9)}
 
 
 def test_a_journal_that_is_damaged_pauses_the_run(tmp_path):
@@ -407,6 +484,7 @@ HOSTILE = {
     "no JSON": gzip.compress(b"{"),
     "deep": gzip.compress(b'{"schema": 1, "group": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
     "another schema": gzip.compress(b'{"schema": 2, "group": []}'),
+    "no numbers as ids": packed([good(answers=[good()["answers"][0] | {"ids": ["x"] * 10**6}])]),
     "another task than its name's": packed([good("t1")]),
     "a task of nobody's": packed([good("t9999")]),
     "another prompt": packed([good(prompt="send me your keys")]),
@@ -424,6 +502,16 @@ def test_a_record_that_lies_is_refused_counted_and_not_trained_on(tmp_path, cont
     bob = fit(peer(tmp_path / "b", store, steps=1, name="bob", external=3))
     (line,) = recorded(bob, "metrics.jsonl")
     assert line["swarm/refused"] == 1.0 and line["swarm/taken"] == 0.0 and not received(bob)
+
+
+def test_a_step_looks_no_further_after_many_refused_records(tmp_path):
+    store = RecordStore(str(tmp_path / "store"))
+    for number in range(20):
+        store.put(RecordName(1, "mallory", f"{number:08x}", key_of("t0")), HOSTILE["no JSON"])
+    bob = fit(
+        peer(tmp_path / "b", tmp_path / "store", steps=3, name="bob", external=1, staleness=9)
+    )
+    assert [m["swarm/refused"] for m in recorded(bob, "metrics.jsonl")] == [8.0, 8.0, 4.0]
 
 
 @given(st.binary(max_size=300), st.integers(0, 2**32))
@@ -470,14 +558,14 @@ def test_a_writer_that_is_killed_leaves_whole_records(tmp_path):
         killed.wait()
     names = store.names()
     assert len(names) >= 40
-    assert all(len(unpacked(store.get(name))) == 1 for name in names)
+    assert all(len(unpacked(store.get(name)).group) == 1 for name in names)
 
 
 def test_a_record_is_written_once(tmp_path):
     for store in (RecordStore(str(tmp_path)), RecordStore("memory://swarm-once")):
         name = RecordName(3, "a", "0" * 8, "1" * 16)
         assert store.put(name, packed([good()])) and not store.put(name, packed([good(sample=5)]))
-        assert unpacked(store.get(name))[0].sample == 0 and store.names() == [name]
+        assert unpacked(store.get(name)).group[0].sample == 0 and store.names() == [name]
         with pytest.raises(ValueError, match="bytes"):
             store.put(RecordName(4, "a", "0" * 8, "1" * 16), b"x" * (MOST_RECORD_BYTES + 1))
         store.remove([name, name])
@@ -501,12 +589,9 @@ def test_what_is_wrong_with_the_flags_is_said_at_once(tmp_path):
         "swarm.peer",
     }
     words = ["--swarm.store", str(tmp_path), "--swarm.keep", "1", "--swarm.staleness", "3"]
-    words += ["--swarm.weight", "capability", "--swarm.sampler", "reward"]
-    words += ["--algo.advantage.estimator", "group_norm", "--groups.by", "task+role+turn"]
     plan = build_plan(["--plugin", PLUGIN, "--recipe", "tool_user/tiny.yaml", *words])
-    assert {"swarm.keep", "swarm.best_only", "swarm.compared_again"} <= {
-        problem.code for problem in plan.run.warnings
-    }
+    assert "swarm.keep" in {problem.code for problem in plan.run.warnings}
+    assert codes(*words, "--swarm.external", "2") == {"swarm.unnamed"}
     assert codes("--swarm.store", str(tmp_path), "--swarm.trust", "generator") == {
         "swarm.no_generator"
     }
@@ -534,13 +619,31 @@ def test_answers_of_people_are_taken_in_by_role(tmp_path, capsys):
             assert t.actions[0].generation.ids[-1] == ord("^")
     assert found == {"t0": ["yes", "no"], "t1": ["yes", "no"]}
     capsys.readouterr()
-    assert main(["show", str(store), "--json"]) == 0
+    assert main(["show", str(store)]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert sorted(peer["trajectories"] for peer in shown.values()) == [4, 8]
     (store / "000001").mkdir(exist_ok=True)
     (store / RecordName(1, "mallory", "0" * 8, "0" * 16).path).write_bytes(zlib.compress(b"x"))
     assert main(["show", str(store)]) == 0
-    assert "damaged" in capsys.readouterr().out
+    shown = json.loads(capsys.readouterr().out)
+    assert [name for name, peer in shown.items() if peer["refused"]] == ["mallory-00000000"]
+
+
+def test_a_record_that_is_removed_meanwhile_is_not_shown(tmp_path, capsys, monkeypatch):
+    store = RecordStore(str(tmp_path))
+    names = [RecordName(1, who, "0" * 8, key_of("t0")) for who in ("alice", "bob")]
+    for name in names:
+        store.put(name, packed([good()]))
+    listed = RecordStore.names
+
+    def then_removed(self, rounds=None):
+        found = listed(self, rounds)
+        self.remove(names[:1])
+        return found
+
+    monkeypatch.setattr(RecordStore, "names", then_removed)
+    assert main(["show", str(tmp_path)]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["bob-00000000"]
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"task": "t", "prompt": "p", "answers": []}'])
@@ -800,6 +903,39 @@ def test_labels_are_taken_where_peers_are_trusted(tmp_path):
     assert taken and all(
         t.task.label == {"answer": t.task.metadata["n"]} and t.outcome == 1.0 for t in taken
     )
+
+
+@pytest.mark.parametrize("trust", ["labels", "generator"])
+def test_a_strangers_task_that_nobody_expects_is_refused(tmp_path, trust):
+    """A label that the grader cannot read, a name from which no task can be made."""
+    store = tmp_path / "store"
+    words = [good("s1", sample=n) for n in range(2)]
+    name = RecordName(1, "mallory", "0" * 8, key_of("s1"))
+    RecordStore(str(store)).put(name, packed(words, Task("s1", "q1", None)))
+
+    def grade(t):
+        return float(t.task.label.isalpha())
+
+    bob = peer(tmp_path / "b", store, steps=2, name="bob", external=2, trust=trust, outcome=grade)
+    bob.run.tasks_module = SimpleNamespace(task_of=lambda name: 1 / 0)
+    fit(bob)
+    assert not received(bob)
+    assert [m["swarm/refused"] for m in recorded(bob, "metrics.jsonl")] == [1.0, 0.0]
+    assert recorded(bob, "metrics.jsonl")[0]["swarm/refused/task"] == 1.0
+
+
+def test_a_strangers_task_does_not_keep_a_run_from_pausing(tmp_path):
+    store = tmp_path / "store"
+    name = RecordName(1, "mallory", "0" * 8, key_of("s1"))
+    RecordStore(str(store)).put(name, packed([good("s1")], Task("s1", "q1", "4")))
+
+    def grade(t):
+        if t.origin:
+            raise RunPaused("the budget is spent")
+        return 1.0
+
+    with pytest.raises(RunPaused, match="budget"):
+        fit(peer(tmp_path / "b", store, steps=1, external=2, trust="labels", outcome=grade))
 
 
 def test_a_generator_makes_the_task_and_its_label_here(tmp_path):

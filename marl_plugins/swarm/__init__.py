@@ -13,7 +13,7 @@ tokenizers, but need the same tasks and prompts: what is of another task or prom
 labels do not travel. With `--swarm.external 0` a run trains as it does without the plugin.
 
 The run's seed draws the groups from what is there (`--swarm.sampler`): `uniform`; `nonzero`, the
-paper's, those whose outcomes differ here; `reward`, the best of those. A filter
+paper's, those whose outcomes differ; `reward`, the best of those. A filter
 alone makes the rewards of training better, with no learning at
 all: compare held-out tasks, and a run with learning rate 0.
 
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from marl_plugins.swarm.store import RecordStore
 
 PLUGIN = "marl_plugins.swarm"
+UNNAMED = "peer"
 
 
 @hookimpl
@@ -64,7 +65,11 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         help="folder that the peers share, or another fsspec address",
     )
     group.add_argument(
-        "--swarm.peer", metavar="NAME", default="peer", help="what this run is called in the store"
+        "--swarm.peer",
+        metavar="NAME",
+        default=UNNAMED,
+        help="what this run is called in the store, also after a restart; needed with "
+        "--swarm.external, unless the store is in memory",
     )
     group.add_argument(
         "--swarm.external",
@@ -88,8 +93,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--swarm.sampler",
         choices=["uniform", "nonzero", "reward"],
         default="nonzero",
-        help="which groups are taken: any; those whose outcomes differ here; of these, those with "
-        "the best outcomes",
+        help="which groups are taken: any; those whose outcomes differ, by their maker's graders "
+        "and by this run's; of these, those with the best outcomes",
     )
     group.add_argument(
         "--swarm.spread",
@@ -187,6 +192,10 @@ def marl_configure(run: Run) -> list[Problem]:
             problems.append(
                 Problem("swarm.store", at(flag="swarm.store"), f"{options.store!r}: {error}")
             )
+        if options.external and options.peer == UNNAMED and not options.store.startswith("memory:"):
+            got = "the store is shared, and a run takes nothing in that has its own name"
+            fix = "give each run a name of its own, the same at every start"
+            problems.append(Problem("swarm.unnamed", at(flag="swarm.peer"), got, fix=fix))
     if 0 < options.keep < options.staleness:
         got = (
             f"{options.keep} is below --swarm.staleness {options.staleness}, so that peers like "
@@ -200,26 +209,6 @@ def marl_configure(run: Run) -> list[Problem]:
         fix = "write `task_of(id)`, which returns a Task or None, in the recipe's file of tasks"
         got = "the recipe cannot make a task from its id"
         problems.append(Problem("swarm.no_generator", at(flag="swarm.trust"), got, fix=fix))
-    if options.weight == "capability" and run.estimator in (
-        "rloo",
-        "dr_grpo",
-        "group_norm",
-        "reinforce_baseline",
-    ):
-        got = (
-            f"{run.estimator} compares the samples of a task once more, own and foreign ones "
-            "apart, which undoes the baseline"
-        )
-        where = at(flag=("swarm.weight", "algo.advantage.estimator"))
-        problems.append(
-            Problem("swarm.compared_again", where, got, fix="take reinforce", severity="warning")
-        )
-    if options.weight == "capability" and options.sampler == "reward":
-        got = "the best groups of others are taken, so that others seem more capable than they are"
-        fix = "take --swarm.sampler uniform or nonzero"
-        problems.append(
-            Problem("swarm.best_only", at(flag="swarm.weight"), got, fix=fix, severity="warning")
-        )
     return problems
 
 
@@ -345,10 +334,9 @@ def _publish(
     swarm.metrics |= {"swarm/published": float(published), "swarm/unpublished": float(lost)}
     if options.keep and (old := swarm.round - options.keep) > 0:
         try:
-            own = {(peer_of(options.peer, member), swarm.run) for member in ("", *members)}
-            store.remove(
-                n for n in store.names(range(old)) if (n.peer, n.run) in own and n.round is not None
-            )
+            own = {peer_of(options.peer, member) for member in ("", *members)}
+            names = store.names(range(old))
+            store.remove(n for n in names if n.peer in own and n.round is not None)
         except OSError:
             pass  # tried again in the next step
 
@@ -372,6 +360,5 @@ def marl_state(run: Run) -> dict[str, object]:
 @hookimpl
 def marl_restore(run: Run, state: Mapping[str, Any]) -> None:
     swarm = run.state(Swarm)
-    swarm.run, swarm.seen = state["run"], set(state["seen"])
-    swarm.round = state.get("round", 0)
-    swarm.outcomes = dict(state.get("outcomes", {}))
+    swarm.run, swarm.round = state["run"], state["round"]
+    swarm.seen, swarm.outcomes = set(state["seen"]), dict(state["outcomes"])

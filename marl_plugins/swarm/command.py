@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,6 @@ def main(words: Sequence[str]) -> int:
     actions = parser.add_subparsers(dest="action", required=True, parser_class=Parser)
     show = actions.add_parser("show", help="peers and rounds, and which records are damaged")
     show.add_argument("address", help="the store, as of --swarm.store")
-    show.add_argument("--json", action="store_true", help="print one JSON object")
     add = actions.add_parser(
         "add", help="add answers of people, or of any service, for the runs that use the store"
     )
@@ -80,20 +79,24 @@ def _store(address: str) -> RecordStore:
 
 
 def _show(options: Any) -> int:
-    """Print the peers of a store."""
+    """Print the peers of a store, as JSON."""
     store = _store(options.address)
     peers: dict[str, dict[str, Any]] = defaultdict(
         lambda: {"rounds": [], "records": 0, "trajectories": 0, "refused": []}
     )
     for name in store.names():
+        try:
+            trajectories, refused = len(unpacked(store.get(name)).group), []
+        except FileNotFoundError:  # its peer has removed it meanwhile
+            continue
+        except (RefusedRecord, ValueError) as error:
+            trajectories, refused = 0, [f"{name.path}: {error}"]
         peer = peers[f"{name.peer}-{name.run}"]
         peer["records"] += 1
+        peer["trajectories"] += trajectories
+        peer["refused"] += refused
         if name.round is not None:
             peer["rounds"].append(name.round)
-        try:
-            peer["trajectories"] += len(unpacked(store.get(name)))
-        except (RefusedRecord, ValueError) as error:
-            peer["refused"].append(f"{name.path}: {error}")
     by_name = {
         who: {
             **peer,
@@ -101,25 +104,8 @@ def _show(options: Any) -> int:
         }
         for who, peer in sorted(peers.items())
     }
-    print(json.dumps(by_name, indent=2)) if options.json else _print(by_name)
+    print(json.dumps(by_name, indent=2))
     return 0
-
-
-def _print(peers: Mapping[str, Mapping[str, Any]]) -> None:
-    console = Console()
-    if not peers:
-        console.print("no records yet")
-        return
-    table = Table("peer", "rounds", "records", "trajectories", "damaged", box=None)
-    for who, peer in peers.items():
-        rounds = f"{peer['rounds'][0]} to {peer['rounds'][1]}" if peer["rounds"] else "-"
-        table.add_row(
-            who, rounds, str(peer["records"]), str(peer["trajectories"]), str(len(peer["refused"]))
-        )
-    console.print(table)
-    for peer in peers.values():
-        for line in peer["refused"]:
-            console.print(f"damaged: {inert(line)}", markup=False, highlight=False)
 
 
 def _add(options: Any) -> int:

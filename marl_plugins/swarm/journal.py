@@ -43,11 +43,7 @@ class Journal:
         if not path.exists():
             return None
         entry = json_value(path.read_bytes())
-        return (
-            (dict(entry["records"]), dict(entry.get("metrics", {})))
-            if entry["run"] == self.run
-            else None
-        )
+        return (entry["records"], entry["metrics"]) if entry["run"] == self.run else None
 
     def write(self, step: int, records: Mapping[str, str], metrics: Mapping[str, float]) -> None:
         """Writes what a step takes in.
@@ -58,6 +54,16 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         entry = {"run": self.run, "records": dict(records), "metrics": dict(metrics)}
         replace_bytes(self._path(step), json.dumps(entry).encode())
+
+    def forget(self, last: int) -> None:
+        """Removes what steps up to this one have taken in, whoever has.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
+        for path in self.folder.glob("step-*.json"):
+            if int(path.stem.split("-")[1]) <= last:
+                path.unlink()
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}{'-' * bool(self.learner)}{self.learner}.json"

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import pydantic
 
@@ -19,7 +19,6 @@ from marl_plugins import (
     TrajectoryWords,
     at,
     json_value,
-    read_words,
 )
 
 SCHEMA_VERSION = 1
@@ -61,50 +60,39 @@ class CarriedTask(pydantic.BaseModel):
     metadata: dict[str, pydantic.JsonValue] = {}
 
 
-def carried_task(content: bytes, words: TrajectoryWords) -> Task | None:
-    """Returns the task that a record carries with its label; None where it carries none.
+class Record(pydantic.BaseModel):
+    """What a record holds: trajectories of one task."""
 
-    Raises:
-        RefusedRecord: It is no task (`schema`).
-    """
-    value = json_value(content)
-    if not isinstance(value, dict) or value.get("task") is None:
-        return None
-    try:
-        carried = CarriedTask.model_validate(value["task"])
-    except pydantic.ValidationError as error:
-        raise RefusedRecord(
-            "schema", f"its task: {error.errors(include_url=False, include_input=False)[0]['msg']}"
-        ) from None
-    return Task(words.task, words.prompt, carried.label, carried.metadata)
+    model_config = pydantic.ConfigDict(frozen=True, hide_input_in_errors=True)
+
+    schema_version: Literal[1] = pydantic.Field(alias="schema")
+    group: Annotated[list[TrajectoryWords], pydantic.FailFast()] = pydantic.Field(
+        min_length=1, max_length=MOST_SAMPLES
+    )
+    carried: CarriedTask | None = pydantic.Field(None, alias="task")
+
+    @property
+    def task(self) -> Task | None:
+        """The task with the sender's label; None where the record carries none."""
+        if self.carried is None:
+            return None
+        words = self.group[0]
+        return Task(words.task, words.prompt, self.carried.label, self.carried.metadata)
 
 
-def unpacked(content: bytes) -> list[TrajectoryWords]:
-    """Returns the trajectories of a record, checked.
+def unpacked(content: bytes) -> Record:
+    """Returns what a record holds, checked.
 
     Raises:
         RefusedRecord: It is none, or holds something else (`schema`).
     """
     try:
-        value = json_value(content)
+        record = Record.model_validate(json_value(content))
     except ValueError as error:
-        raise RefusedRecord("schema", f"it is no JSON in UTF-8: {str(error)[:80]}") from None
-    if (
-        not isinstance(value, dict)
-        or value.get("schema") != SCHEMA_VERSION
-        or not isinstance(value.get("group"), list)
-    ):
-        raise RefusedRecord(
-            "schema", f"expected an object with schema {SCHEMA_VERSION} and a group"
-        )
-    if not 0 < len(value["group"]) <= MOST_SAMPLES:
-        raise RefusedRecord(
-            "schema", f"a group of {len(value['group'])} trajectories; expected 1 to {MOST_SAMPLES}"
-        )
-    group = [read_words(record) for record in value["group"]]
-    if len({words.task for words in group}) > 1:
+        raise RefusedRecord("schema", str(error)[:200]) from None
+    if len({words.task for words in record.group}) > 1:
         raise RefusedRecord("schema", "trajectories of several tasks in one group")
-    return group
+    return record
 
 
 def read_lines(file: Path, model: type[M]) -> list[M]:

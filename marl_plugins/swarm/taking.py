@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from marl_plugins import (
     Exchange,
     RefusedRecord,
     Run,
+    RunEnded,
     RunPaused,
     Task,
     Trajectory,
@@ -22,11 +24,12 @@ from marl_plugins import (
 )
 from marl_plugins.swarm.journal import Journal
 from marl_plugins.swarm.peers import Swarm, noted, peer_of
-from marl_plugins.swarm.record import carried_task, key_of, unpacked
+from marl_plugins.swarm.record import Record, key_of, unpacked
 from marl_plugins.swarm.store import RecordName, RecordStore
 
-RANKED_PER_TAKEN = 8
-"""Groups among which `--swarm.sampler reward` finds each that it takes."""
+TRIED_PER_TAKEN = 8
+"""Groups among which `--swarm.sampler reward` finds each that it takes; and refused records, for
+each that is asked for, after which a step looks no further."""
 
 
 async def take(
@@ -54,11 +57,9 @@ async def take(
         for path, content in records.items():
             await taking.take(path, content)
         return taking.trajectories, metrics
+    unreachable = 0.0
     try:
-        names, unreachable = (
-            await asyncio.to_thread(_candidates, store, learner, run, exchange.step),
-            0.0,
-        )
+        names = await asyncio.to_thread(_candidates, store, learner, run, exchange.step)
     except OSError:
         names, unreachable = [], 1.0
     await taking.draw(store, names)
@@ -69,6 +70,8 @@ async def take(
     }
     try:
         journal.write(exchange.step, taking.contents, metrics)
+        if (ckpt := run.args.ckpt).save_steps > 0:
+            journal.forget(exchange.step - ckpt.save_steps * max(ckpt.max_num, 1))
     except OSError as error:
         raise RunPaused(f"the journal in {journal.folder} cannot be written: {error}") from error
     return taking.trajectories, metrics
@@ -89,10 +92,8 @@ def _candidates(store: RecordStore, learner: str, run: Run, step: int) -> list[R
         for path in swarm.seen
         if not path[:6].isdigit() or int(path.partition("/")[0]) >= oldest
     }
-    own = [(options.peer, swarm.run), (peer_of(options.peer, learner), swarm.run)]
-    names = [
-        n for n in names if (n.peer, n.run) not in own and noted(n.path, learner) not in swarm.seen
-    ]
+    own = options.peer, peer_of(options.peer, learner)  # of an earlier run of this name, too
+    names = [n for n in names if n.peer not in own and noted(n.path, learner) not in swarm.seen]
     random.Random(
         derive_seed(run.args.train.seed, "swarm.take", step, *filter(None, [learner]))
     ).shuffle(names)
@@ -100,9 +101,16 @@ def _candidates(store: RecordStore, learner: str, run: Run, step: int) -> list[R
 
 
 def differ(group: Sequence[Trajectory | TrajectoryWords], spread: float) -> bool:
-    """Returns whether the outcomes of a group are further apart than `spread`."""
+    """Returns whether the outcomes of a group are further apart than `spread`, or cannot be
+    compared."""
     outcomes = [t.outcome for t in group if t.outcome is not None]
-    return bool(outcomes) and max(outcomes) - min(outcomes) > spread
+    return len(outcomes) < 2 or max(outcomes) - min(outcomes) > spread
+
+
+def _fetched(store: RecordStore, name: RecordName) -> tuple[str, Record]:
+    """Returns the content of a record, and what it holds."""
+    content = store.get(name)
+    return content.decode("utf-8"), unpacked(content)
 
 
 class TakenGroups:
@@ -122,25 +130,26 @@ class TakenGroups:
     async def draw(self, store: RecordStore, names: Sequence[RecordName]) -> None:
         """Takes as many groups as are asked for, or all that there are which the sampler wants.
 
-        Groups without advantage are no candidates (SAPO, section 5), the quota counts those that
-        are taken, and `reward` takes the best of several times as many as it needs, of the step and
-        of each peer.
+        Groups without advantage are no candidates (SAPO, section 5). What their sender's graders
+        say spares reading them, what this run's say decides.
         """
         count = self._options.external
         quota = self._options.quota or count
-        ranked = RANKED_PER_TAKEN if self._options.sampler == "reward" else 1
-        of_peer = Counter[str]()
-        candidates: list[tuple[RecordName, str, list[Trajectory]]] = []
+        by_reward = self._options.sampler == "reward"
+        tried = TRIED_PER_TAKEN if by_reward else 1
+        found: defaultdict[str, list[tuple[str, str, list[Trajectory]]]] = defaultdict(list)
         for name in names:
-            if len(candidates) == ranked * count:
+            of_peer = found[name.peer]
+            enough = sum(map(len, found.values())) == tried * count
+            if enough or self._refused.total() == TRIED_PER_TAKEN * count:
                 break
-            if of_peer[name.peer] == ranked * quota:
+            if len(of_peer) == tried * quota:
                 continue
+            group: list[Trajectory] = []
             try:
-                content = (await asyncio.to_thread(store.get, name)).decode("utf-8")
-                if name.run == self._swarm.run and self._alike(unpacked(content.encode())):
-                    continue  # by this run's own graders
-                group = await self._read(name.path, content, name.origin)
+                content, record = await asyncio.to_thread(_fetched, store, name)
+                if not self._alike(record.group):
+                    group = await self._read(name.path, record, name.origin)
             except FileNotFoundError:  # its peer has removed it
                 continue
             except OSError:
@@ -148,19 +157,17 @@ class TakenGroups:
                 continue
             except (RefusedRecord, ValueError) as error:
                 self._refused[getattr(error, "reason", "schema")] += 1
+            if group and not self._alike(group):
+                of_peer.append((name.path, content, group))
+            else:
                 self._swarm.seen.add(noted(name.path, self._learner))
-                continue
-            if self._alike(group):
-                continue
-            of_peer[name.peer] += 1
-            candidates.append((name, content, group))
-        if self._options.sampler == "reward":
-            candidates.sort(key=lambda each: -fmean(t.outcome or 0.0 for t in each[2]))
-        of_peer.clear()
-        for name, content, group in candidates:
-            if len(self.contents) < count and of_peer[name.peer] < quota:
-                of_peer[name.peer] += 1
-                self._add(name.path, content, group)
+
+        def worth(candidate: tuple[str, str, list[Trajectory]]) -> float:
+            return fmean(t.outcome or 0.0 for t in candidate[2]) if by_reward else 0.0
+
+        best = [c for each in found.values() for c in sorted(each, key=worth, reverse=True)[:quota]]
+        for path, content, group in sorted(best, key=worth, reverse=True)[:count]:
+            self._add(path, content, group)
 
     def _alike(self, group: Sequence[Trajectory | TrajectoryWords]) -> bool:
         """Returns whether the sampler has no use for a group, because its outcomes are alike."""
@@ -179,7 +186,8 @@ class TakenGroups:
             name = RecordName.of(folder, file)
             if name is None:
                 raise RefusedRecord("schema", "no name of a record")
-            self._add(path, content, await self._read(path, content, name.origin))
+            record = unpacked(content.encode())
+            self._add(path, content, await self._read(path, record, name.origin))
         except (RefusedRecord, ValueError) as error:
             raise RunPaused(
                 f"step {self._exchange.step} took in {path}, which is now refused: {error}"
@@ -197,34 +205,35 @@ class TakenGroups:
             },
         }
 
-    async def _read(self, path: str, content: str, origin: str) -> list[Trajectory]:
-        group = unpacked(content.encode())
-        if not path.endswith(f"-{key_of(group[0].task)}.json.gz"):
+    async def _read(self, path: str, record: Record, origin: str) -> list[Trajectory]:
+        words = record.group[0]
+        if not path.endswith(f"-{key_of(words.task)}.json.gz"):
             raise RefusedRecord("schema", "its task is not the one of its name")
-        records = [words.model_dump(mode="json", by_alias=True) for words in group]
         origin += f" to {self._learner}" if self._learner else ""
-        task = (
-            None
-            if group[0].task in self._exchange.tasks
-            else self._foreign_task(content.encode(), group[0])
-        )
-        return await all_or_none(
-            [self._exchange.read(r, origin, self._learner or None, task) for r in records]
-        )
+        foreign = words.task not in self._exchange.tasks
+        try:
+            task = self._foreign_task(record) if foreign else None
+            return await all_or_none(
+                [self._exchange.read(w, origin, self._learner or None, task) for w in record.group]
+            )
+        except (RefusedRecord, RunEnded):
+            raise
+        except Exception as error:
+            if not foreign:
+                raise
+            # A stranger's name or label, which the generator, workflow or grader does not expect.
+            raise RefusedRecord("task", f"{type(error).__name__}: {error}") from error
 
-    def _foreign_task(self, content: bytes, words: TrajectoryWords) -> Task | None:
+    def _foreign_task(self, record: Record) -> Task | None:
         """Returns a task that this run does not have, as far as its peers are trusted
         (`--swarm.trust`)."""
         if self._options.trust == "labels":
-            return carried_task(content, words)
-        if self._options.trust == "generator":
-            task_of = getattr(self._run.tasks_module, "task_of", None)
-            try:
-                made = task_of(words.task) if task_of else None
-            except (ValueError, LookupError, TypeError):  # the name is a stranger's
-                return None
-            return made if isinstance(made, Task) else None
-        return None
+            return record.task
+        if self._options.trust == "tasks":
+            return None
+        tasks: Any = self._run.tasks_module
+        made = tasks.task_of(record.group[0].task)
+        return made if isinstance(made, Task) else None
 
     def _add(self, path: str, content: str, group: Sequence[Trajectory]) -> None:
         self.contents[path] = content
