@@ -115,6 +115,23 @@ def test_the_same_seed_is_the_same_episode_and_another_is_another(plan):
     assert shown[0] == shown[1] != shown[2]
 
 
+def test_thinking_plays_no_move_and_is_shown_to_nobody(plan):
+    mine = plan({"textarena": "Count-v0", "options": {"start": 3}})
+    says = {"zero": "<think>I could say 1</think>2", "one": "<think>or 2?</think>1"}
+    trajectory = played(mine, mine.tasks("train")[0], lambda role, prompt: says[role])
+    assert trajectory.outcomes == {"zero": 0.0, "one": 1.0}
+    assert "[Player 0] 2\n" in trajectory.actions[1].opening[-1][1]
+    # the record has what was sampled, and so has a conversation
+    assert [action.text for action in trajectory.actions] == list(says.values())
+
+
+def test_thinking_that_has_not_ended_is_no_move(plan):
+    mine = plan({"textarena": "Count-v0", "options": {"start": 3}})
+    says = {"zero": "<think>my secret plan is", "one": "1"}
+    trajectory = played(mine, mine.tasks("train")[0], lambda role, prompt: says[role])
+    assert json.loads(trajectory.answer)["invalid"] == "zero"
+
+
 def test_an_invalid_move_costs_its_player_and_pays_nobody(plan):
     mine = plan({"textarena": "Count-v0", "invalid": -0.5})
     says = {"zero": "1", "one": "x"}
@@ -235,6 +252,20 @@ def test_each_step_of_a_server_pays_its_answer(plan):
     assert ended == {True, False}
     shown = "".join(text for action in trajectory.actions for _, text in action.opening)
     assert "correct" not in shown and "1 guesses" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<think>{"guess": 1} or {2, 3}?</think>{"guess": 12}',
+        'Not {a, b}, nor {"guess": 1}: {"guess": 12}. Good luck, {you}',
+        '{"guess": {"guess": 3}}',
+    ],
+)
+def test_an_action_is_the_last_object_of_what_is_said(plan, text):
+    mine = plan(GUESS | server() | {"turns": 1}, ONE)
+    trajectory = played(mine, mine.tasks("train")[0], lambda r, p: text)
+    assert "guess: 0 to 9" in json.loads(trajectory.answer)["why"]
 
 
 def test_an_answer_that_is_no_action_ends_the_episode_and_costs(plan):

@@ -37,19 +37,22 @@ def free_slot(folder: Path) -> IO[str]:
 
 
 def action_of(text: str, schema: Any) -> dict[str, Any]:
-    """Returns the action that an answer is: a JSON object in it; or else, where an action has one
-    required field, the answer or the last number in it.
+    """Returns the action that an answer is: the last JSON object in it; or else, where an action
+    has one required field, the answer or the last number in it.
 
     Raises:
         ValueError: It is none.
     """
-    if "{" in text:
+    action: dict[str, Any] | None = None
+    place = text.find("{")
+    while place >= 0:
         try:
-            action = json.loads(text[text.index("{") : text.rindex("}") + 1])
-            if isinstance(action, dict):
-                return action
-        except ValueError:
-            pass
+            action, place = json.JSONDecoder().raw_decode(text, place)
+        except (ValueError, RecursionError):
+            place += 1
+        place = text.find("{", place)
+    if action is not None:
+        return action
     required = schema.get("required") or []
     if len(required) != 1:
         raise ValueError(f"no JSON object with {', '.join(required)}")

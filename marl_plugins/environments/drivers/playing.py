@@ -105,6 +105,15 @@ class EndpointSpeaker:
             return json.load(answer)
 
 
+def said(text: str) -> str:
+    """Returns what an answer says after its thinking; nothing where that has not ended.
+
+    Models whose marks are tokens of their own are answered for without it; to others the marks are
+    text (core/conversation.py).
+    """
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
 class ScriptedSpeaker:
     """Says given texts in turn, whoever is asked, and notes what it was shown."""
 
@@ -199,7 +208,7 @@ def episode(
         role = players[turn["player"]]
         text = speaker.say(role, turn)
         with limited(settings):
-            turn = environment.step(text)
+            turn = environment.step(said(text))
         turns += 1
         reward = settings["invalid"] if "invalid" in turn else turn.get("reward")
         if purse.by_step:
