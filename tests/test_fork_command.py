@@ -7,6 +7,8 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
@@ -15,14 +17,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from recipe_runs import planned
-from scipy.stats import binom, pearsonr, spearmanr
+from scipy.stats import binom, false_discovery_control, pearsonr, spearmanr
 from simulated import make_trajectory
 from simulated_session import SimulatedSession, run_planned
 
 from marl_plugins.cli import main
 from marl_plugins.commands.fork.effects import Arm, Effect
 from marl_plugins.commands.fork.originals import check_tools, with_weights
-from marl_plugins.commands.fork.scan import account, bootstrap, pearson
+from marl_plugins.commands.fork.scan import account, adjusted, bootstrap, pearson, spearman
 from marl_plugins.commands.fork.shown import add_to_report, lines_of, scan_lines
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.shipped import recipes_root
@@ -101,6 +103,7 @@ def arm(outcomes, name="as recorded", fixed=False):
             outcome_of=lambda role, o=o: o,
             infrastructure_failure=None if o is not None else "unlike",
             detail="",
+            actions=[],
             forked=None,
         )
         for o in outcomes
@@ -152,6 +155,31 @@ def test_a_scan_finds_the_correlation_that_is_there(monkeypatch):
     # scores are the true effects: what noise takes is given back
     assert told["pearson"][0] < 0.97 < told["corrected"] < 1.05
     assert told["outcome"][0] is None and told["effect"] == pytest.approx(values.mean())
+
+
+def test_ranks_and_adjusted_p_values_are_scipys():
+    draw = np.random.default_rng(3)
+    for n in (0, 1, 5, 40):
+        p = draw.random(n).round(1)  # some are equal
+        assert adjusted(p.tolist()) == pytest.approx(list(false_discovery_control(p)))
+        q = draw.random(n).round(1)
+        if n > 1:
+            assert spearman(p, q) == pytest.approx(spearmanr(p, q).statistic)
+
+
+def test_a_fork_needs_no_scipy():
+    """What README installs on GPUs has none."""
+    code = "import sys; sys.modules['scipy'] = None; import marl_plugins.commands.fork.command"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_action_whose_role_has_no_outcome():
+    """Its forks have: the move of the opponent that ended it was not legal."""
+    effect = made([1.0] * 8, [0.0, 1.0] * 4, score=0.5, outcome=None)
+    assert "outcome then -, score +0.50" in next(lines_of(effect.values))
+    known = [made([1.0] * 8, [0.0, 1.0] * 4, score=s, outcome=s) for s in (0.0, 0.2, 0.4, 1.0)]
+    told = account([*known, *[effect] * 4])["all"]
+    assert told["actions"] == 4
 
 
 def test_the_bootstrap_is_over_trajectories():

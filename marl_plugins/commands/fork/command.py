@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from scipy.stats import false_discovery_control
-
 from marl_plugins.commands.fork.effects import Effect, effect_of
 from marl_plugins.commands.fork.originals import (
     HERE,
@@ -23,7 +21,7 @@ from marl_plugins.commands.fork.originals import (
     spoken,
     with_weights,
 )
-from marl_plugins.commands.fork.scan import account
+from marl_plugins.commands.fork.scan import account, adjusted
 from marl_plugins.commands.fork.shown import add_to_report, lines_of, scan_lines, write
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem
@@ -113,8 +111,8 @@ def show(
     """Prints the effects; p values are as of all of them together."""
     of_all = [effect.values for effect in effects]
     told = [values for values in of_all if not values["refused"]]
-    for values, p in zip(told, false_discovery_control([v["p"] for v in told]), strict=True):
-        values["p_adjusted"] = float(p)
+    for values, p in zip(told, adjusted([v["p"] for v in told]), strict=True):
+        values["p_adjusted"] = p
     forks = [f for effect in effects for arm in effect.arms for f in arm.forks]
     sampled = [len(a.generation.ids) for f in forks for a in f.actions if not a.replayed]
     result: dict[str, Any] = {

@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
 
 from marl_plugins.commands.fork.effects import Effect
 
@@ -31,7 +30,23 @@ def pearson(x: np.ndarray, y: np.ndarray) -> float:
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
     """Returns Spearman's correlation, that of the ranks; ties have their mean rank."""
-    return pearson(rankdata(x), rankdata(y))
+    return pearson(ranks(x), ranks(y))
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Returns the ranks from 0; those that are equal have their mean."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last: np.ndarray = np.cumsum(counts)
+    return (last - (counts + 1) / 2)[places]
+
+
+def adjusted(p: Sequence[float]) -> list[float]:
+    """Returns p values for all of them together (Benjamini and Hochberg 1995, the step-up): each
+    the least p N / rank of those that are no smaller."""
+    falling = np.argsort(p)[::-1]
+    of_all = np.array(p)[falling] * len(p) / np.arange(len(p), 0, -1)
+    of_all = np.minimum(1.0, np.minimum.accumulate(of_all))
+    return [float(value) for value in of_all[np.argsort(falling)]]
 
 
 def account(effects: Sequence[Effect]) -> dict[str, dict[str, Any]]:
@@ -46,7 +61,13 @@ def account(effects: Sequence[Effect]) -> dict[str, dict[str, Any]]:
                                  noise
     full_marks, less             mean effect of the actions with a score of 1, and of the others
     """
-    known = [e for e in effects if not e.refused and e.action.score is not None]
+    known = [
+        e
+        for e in effects
+        if not e.refused
+        and e.action.score is not None
+        and e.original.outcome_of(e.action.role) is not None
+    ]
     roles = dict.fromkeys(e.action.role for e in known)
     by_role = {
         "all": known,
@@ -61,7 +82,7 @@ def of_role(effects: Sequence[Effect]) -> dict[str, Any]:
         np.array([e.action.score for e in effects], float),
         np.array([e.value for e in effects], float),
     )
-    then = np.array([e.original.outcome_of(e.action.role) or 0.0 for e in effects], float)
+    then = np.array([e.original.outcome_of(e.action.role) for e in effects], float)
     trajectories = [e.original for e in effects]
     r, reliability = pearson(scores, values), halves(effects)
     told: dict[str, Any] = {

@@ -24,7 +24,7 @@ def lines_of(effect: Mapping[str, Any]) -> Iterator[str]:
     """Yields what is told of one action (`Effect.values`)."""
     yield (
         f"{effect['name']} ({effect['action']}) of {effect['task']}, sample {effect['sample']}: "
-        f"outcome then {effect['outcome_then']:g}, score {number(effect['score'])}"
+        f"outcome then {number(effect['outcome_then'])}, score {number(effect['score'])}"
     )
     for name, arm in effect["arms"].items():
         left = "".join(f", {count} {why}" for why, count in arm["left_out"].items())
