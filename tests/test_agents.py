@@ -929,6 +929,25 @@ async def main(prompt, item, endpoint):
 """
 
 
+def test_waiting_for_a_place_does_not_count_against_the_deadline(tmp_path):
+    slow = """
+    import asyncio
+    async def main(prompt, endpoint):
+        await asyncio.sleep(0.8)
+        return "done"
+    """
+    workflow = program(tmp_path, slow, shared=True, concurrency=1)
+
+    async def four():
+        roles = specs("worker")
+        tasks = [Task(str(n), "?") for n in range(4)]
+        return await asyncio.gather(
+            *(trajectory_of(workflow, roles, task=task, seconds=2.5) for task in tasks)
+        )
+
+    assert [t.answer for t in asyncio.run(four())] == ["done"] * 4
+
+
 def test_trajectories_may_share_one_process(tmp_path):
     workflow = program(tmp_path, SHARED, shared=True)
 

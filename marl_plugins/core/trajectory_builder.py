@@ -199,8 +199,8 @@ class TrajectoryBuilder:
                 sessions are there.
             seconds: Deadline of the agents' work; past it the trajectory is lost to infrastructure
                 (`deadline`), because the agents themselves are bounded by turns, tokens and their
-                tools' limits. It stands still while a request waits for an engine. Scores that are
-                outstanding then have the same time again.
+                tools' limits. It stands still while a request waits for an engine, or the
+                work for its turn. Scores that are outstanding then have the same time again.
 
         Raises:
             Exception: Whatever `work` raises by mistake, and no agent's or infrastructure's failure
@@ -210,7 +210,7 @@ class TrajectoryBuilder:
         async with self._opened:
             try:
                 async with trajectory.lost_after(seconds, "not finished") as deadline:
-                    with clock_of(deadline) as self._clock:
+                    with clock_of(deadline) as self._clock, against(self._clock):
                         await self._work(work)
                 if not trajectory.infrastructure_failure:
                     self.scoring.ended()

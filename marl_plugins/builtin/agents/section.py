@@ -53,7 +53,7 @@ class AgentConfig(Section):
     """`file` runs in namespaces (bubblewrap): it reads the system, Python and the recipe's folder,
     writes to an empty folder, has none of the run's environment, and reaches the endpoint alone."""
     concurrency: int = pydantic.Field(64, ge=1)
-    """Most programs at the same time. Waiting counts against `limits.task_seconds`."""
+    """Most programs at the same time."""
     derive: Literal["all"] | bool = True
     """A call depends on earlier answers whose text it shows; `all`: on all of them
     ([agents.md](agents.md))."""

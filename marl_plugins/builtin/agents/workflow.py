@@ -23,6 +23,7 @@ from marl_plugins.builtin.agents.programs import (
 from marl_plugins.builtin.agents.section import AgentConfig
 from marl_plugins.builtin.agents.server import AgentEndpoint
 from marl_plugins.builtin.agents.session import EndpointSession, SentToolFormats
+from marl_plugins.core.deadlines import in_turn
 from marl_plugins.core.failures import (
     AgentFailure,
     ConfigurationError,
@@ -79,7 +80,7 @@ class AgentWorkflow(WorkflowFile):
             RecipeError: It ends without an answer in a rehearsal.
         """
         calls, config = calls_of(roles), self.config
-        async with self._endpoints.used() as (endpoint, place), place:
+        async with self._endpoints.used() as (endpoint, place), in_turn(place):
             session = EndpointSession(
                 calls, self._formats, config.derive, self.place, config.rewards
             )
