@@ -332,6 +332,22 @@ time.sleep(60)
     wait_until(lambda: not Path(f"/proc/{keeper}").exists() and not Path(f"/proc/{again}").exists())
 
 
+def test_episodes_do_not_wait_for_a_server_that_has_ended_for_good(plan):
+    mine = plan(GUESS | server(restarts=0, ready_seconds=60), ONE)
+    task, says = mine.tasks("train")[0], lambda role, prompt: "3"
+    assert played(mine, task, says).outcomes
+    (keeper,) = mine.run.state(ServerPool).keepers.values()
+    begun = time.monotonic()
+    for process in children(keeper.pid):
+        os.kill(process, signal.SIGKILL)
+    lost = played(mine, task, says)  # it may still have its session
+    keeper.wait()
+    assert lost.infrastructure_failure == "program"
+    lost = played(mine, task, says)
+    assert lost.infrastructure_failure == "program" and "restarts" in lost.detail
+    assert time.monotonic() - begun < 30
+
+
 def children(process):
     text = Path(f"/proc/{process}/task/{process}/children").read_text()
     return [int(word) for word in text.split()]

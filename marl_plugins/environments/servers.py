@@ -2,7 +2,7 @@
 
 Each has a keeper (drivers/keeper.py), which starts it again where it has ended and ends it when the
 run's end of a pipe is closed. A folder has a file for each session, with the server's port: whoever
-plays an episode locks one.
+plays an episode locks one. The files go where the server has ended for good.
 """
 
 from __future__ import annotations
@@ -56,9 +56,18 @@ class ServerPool:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
             words = [word.replace("{port}", str(port)) for word in command]
+            slots = [self.folder / f"{port}-{session}.slot" for session in range(sessions)]
+            for slot in slots:
+                slot.write_text(str(port))
             with self._log(port).open("wb") as log:
                 self.keepers[port] = subprocess.Popen(
-                    [sys.executable, str(KEEPER), str(restarts), json.dumps(words)],
+                    [
+                        sys.executable,
+                        str(KEEPER),
+                        str(restarts),
+                        json.dumps(words),
+                        *map(str, slots),
+                    ],
                     cwd=folder,
                     env={**os.environ, **environment},
                     stdin=subprocess.PIPE,
@@ -66,8 +75,6 @@ class ServerPool:
                     stderr=log,
                     start_new_session=True,
                 )
-            for session in range(sessions):
-                (self.folder / f"{port}-{session}.slot").write_text(str(port))
 
     def wait(self, seconds: float) -> None:
         """Waits until all answer.

@@ -1,6 +1,7 @@
-"""Keeps a server running: `keeper.py RESTARTS COMMAND`, the command as JSON.
+"""Keeps a server running: `keeper.py RESTARTS COMMAND SLOT...`, the command as JSON.
 
-It ends the server, with all of its process group, when its standard input is closed.
+It ends the server, with all of its process group, when its standard input is closed. Where it gives
+up, it removes the slots, so that nobody waits for the server any more.
 """
 
 import json
@@ -25,7 +26,7 @@ def end(server: "subprocess.Popen[bytes]") -> None:
 
 
 def main() -> int:
-    restarts, command = int(sys.argv[1]), json.loads(sys.argv[2])
+    restarts, command, slots = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]
     for _ in range(restarts + 1):
         try:
             server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -36,6 +37,8 @@ def main() -> int:
                 end(server)
                 return 0
         end(server)
+    for slot in slots:
+        os.remove(slot)
     return server.returncode
 
 

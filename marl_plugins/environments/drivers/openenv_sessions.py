@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -24,16 +25,22 @@ WAIT_SECONDS = 0.05
 
 def free_slot(folder: Path) -> IO[str]:
     """Returns the file of a session that nobody else has as long as the file is open, with the
-    server's port in it."""
-    while True:
-        for path in sorted(folder.glob("*.slot")):
-            slot = path.open()
-            try:
-                fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return slot
-            except BlockingIOError:
-                slot.close()
+    server's port in it.
+
+    Raises:
+        EnvironmentFault: There is no server any more.
+    """
+    while paths := sorted(folder.glob("*.slot")):
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                slot = path.open()
+                try:
+                    fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return slot
+                except BlockingIOError:
+                    slot.close()
         time.sleep(WAIT_SECONDS)
+    raise EnvironmentFault("every server has ended more often than env.openenv.restarts allow")
 
 
 def action_of(text: str, schema: Any) -> dict[str, Any]:
@@ -89,7 +96,7 @@ class Session:
                 )
                 return
             except aiohttp.ClientConnectionError:
-                if time.monotonic() > self.last:
+                if time.monotonic() > self.last or not os.path.exists(self.slot.name):
                     raise
                 await asyncio.sleep(WAIT_SECONDS)
 
