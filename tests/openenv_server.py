@@ -42,6 +42,8 @@ async def session(request):
                 number, steps = chance.randrange(10), 0
             else:
                 steps += 1
+                if behaves == "slow":
+                    await asyncio.sleep(0.3)
                 if behaves == "dies" and steps == 2:
                     os._exit(3)
                 if behaves == "forgets" and steps == 2:

@@ -281,6 +281,7 @@ def test_an_answer_that_is_no_action_ends_the_episode_and_costs(plan):
     [
         ("silent", "does not answer within 0.5 s"),
         ("other", "does not speak OpenEnv's protocol: hello"),
+        ("website", "no server of OpenEnv"),
         ("dies", "has left the session"),
         ("forgets", "there is no such session"),
     ],
@@ -293,7 +294,6 @@ def test_what_a_server_does_wrong_is_said_before_the_run(recipe, behaves, said):
 @pytest.mark.parametrize(
     ("openenv", "said"),
     [
-        ({"command": [*SERVER, "website"]}, "no server of OpenEnv"),
         ({"command": ["false"], "restarts": 0}, "has ended with 1"),
         ({"command": ["sleep", "60"], "ready_seconds": 0.5}, "does not answer within 0.5 s"),
         ({"command": ["no-such-program"]}, "no-such-program"),
@@ -301,6 +301,14 @@ def test_what_a_server_does_wrong_is_said_before_the_run(recipe, behaves, said):
 )
 def test_what_is_no_server_is_said_before_the_run(recipe, openenv, said):
     assert said in problems(recipe(GUESS | {"openenv": openenv}, ONE))["env.server"]
+
+
+def test_a_slow_server_is_checked_and_no_mistake(plan, monkeypatch):
+    """Longer in all than `seconds`, which are those of a step, and than the rehearsal waits."""
+    monkeypatch.setattr("marl_plugins.environments.check.LEAST_SECONDS", 3.0)
+    monkeypatch.setattr("marl_plugins.builtin.rehearsal.trial.ROLE_SECONDS", 0.5)
+    mine = plan(GUESS | server("slow", ready_seconds=5) | {"turns": 30, "seconds": 0.5}, ONE)
+    assert mine.run.warnings == ()
 
 
 def test_what_a_role_is_shown_has_to_be_named(recipe):

@@ -20,6 +20,8 @@ GAME_SECONDS = 5.0
 """Longest reset or step of a game in the table."""
 EPISODES = 3
 """That a check plays."""
+MOST_TURNS = 20
+"""Of an episode that a check plays."""
 LEAST_SECONDS = 60.0
 """That a check may take, in which the environment's packages are imported."""
 HEADER = ("game", "players", "turns", "repeatable", "rewards", "what is wrong")
@@ -59,8 +61,10 @@ def check_environment(config: EnvConfig, run: Run) -> list[Problem]:
         return [problem] if done.returncode else []
     if server:
         run.state(ServerPool).wait(server.ready_seconds)
-    seconds = max(LEAST_SECONDS, EPISODES * config.seconds)
-    settings = config.settings(run)
+    settings = config.settings(run) | {"turns": min(config.turns, MOST_TURNS)}
+    # its driver bounds every reset and step by itself, and how long it waits for a server
+    seconds = LEAST_SECONDS + settings["ready_seconds"]
+    seconds += EPISODES * (1 + settings["turns"]) * config.seconds
     report = report_of(config.driver(), settings, python, seconds)
     key = "env.openenv" if server else "env.textarena"
     if "error" in report:

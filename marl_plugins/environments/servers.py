@@ -15,8 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,13 +59,7 @@ class ServerPool:
                 slot.write_text(str(port))
             with self._log(port).open("wb") as log:
                 self.keepers[port] = subprocess.Popen(
-                    [
-                        sys.executable,
-                        str(KEEPER),
-                        str(restarts),
-                        json.dumps(words),
-                        *map(str, slots),
-                    ],
+                    [sys.executable, KEEPER, str(restarts), json.dumps(words), *slots],
                     cwd=folder,
                     env={**os.environ, **environment},
                     stdin=subprocess.PIPE,
@@ -77,22 +69,22 @@ class ServerPool:
                 )
 
     def wait(self, seconds: float) -> None:
-        """Waits until all answer.
+        """Waits until all listen.
 
         Raises:
-            ConfigurationError: One has ended, or does not answer in time, or is no server of
-                OpenEnv.
+            ConfigurationError: One has ended, or does not listen in time.
         """
         last = time.monotonic() + seconds
         for port, keeper in self.keepers.items():
-            while (wrong := unready(port)) != "":
+            while not listens(port):
                 if keeper.poll() is not None:
-                    wrong = f"it has ended with {keeper.returncode}"
-                elif wrong is None and time.monotonic() < last:
+                    got = f"it has ended with {keeper.returncode}"
+                elif time.monotonic() < last:
                     time.sleep(0.2)
                     continue
+                else:
+                    got = f"it does not answer within {seconds:g} s"
                 written = self._log(port).read_text(errors="replace").strip()[-LAST_CHARS:]
-                got = wrong or f"it does not answer within {seconds:g} s"
                 got += f": {written}" if written else ", and has written nothing"
                 fix = "start it by hand, on a port of your own, to see why"
                 raise ConfigurationError(Problem("env.server", at(key="env.openenv"), got, fix=fix))
@@ -101,20 +93,10 @@ class ServerPool:
         return self.folder / f"{port}.log"
 
 
-def unready(port: int) -> str | None:
-    """Returns why whoever listens on a port is no server of OpenEnv; empty: it is one; None: nobody
-    answers yet."""
-    try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-            f"http://127.0.0.1:{port}/schema", timeout=5
-        ) as answer:
-            schema = json.load(answer)
-    except (urllib.error.HTTPError, ValueError) as error:
-        return f"its /schema is {error}, and so it is no server of OpenEnv"
-    except OSError:
-        return None
-    fine = isinstance(schema, dict) and isinstance(schema.get("action"), dict)
-    return "" if fine else "its /schema has no action, and so it is no server of OpenEnv"
+def listens(port: int) -> bool:
+    """Returns whether somebody listens on a port of this machine."""
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
 def end(keepers: Mapping[int, subprocess.Popen[bytes]], folder: Path) -> None:

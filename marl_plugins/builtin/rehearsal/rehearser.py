@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 from marl_plugins.builtin.rehearsal.examples import demonstrated
 from marl_plugins.builtin.rehearsal.findings import (
@@ -26,6 +27,7 @@ from marl_plugins.builtin.rehearsal.shown import shown_objects, unshown_fields
 from marl_plugins.builtin.rehearsal.traced import Trace
 from marl_plugins.builtin.rehearsal.trial import MAX_ROLE_CALLS, Stage, Trial
 from marl_plugins.builtin.rehearsal.variants import variants_of
+from marl_plugins.core.loading import NOT_USERS
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.core.workflow import Workflow
@@ -234,13 +236,13 @@ class Rehearser:
             [self.task, *others, *self.more],
         )
         left_waiting = waited(trials, file)
-        self._add(left_waiting)
+        if not any(Path(file).is_relative_to(folder) for folder in NOT_USERS):
+            self._add(left_waiting)  # else somebody else's server is slow (`env:`)
         self._add([*never_ended(trials, file), *drawn(trials, self.stage.source, file), *caught])
-        if not self.wrong:
+        if not (self.wrong or left_waiting):
             again = [first[0], *(t for t in stated if t.complete and t.script.lines)]
             self._add(replayed(self.stage, self.task, self.copies, [*others, *self.more], again))
-            if not left_waiting:
-                self._add(unused(self.stage, trials))
+            self._add(unused(self.stage, trials))
         unknown = self.wrong or left_waiting or any(trial.endless for trial in first)
         if not unknown and self.sure:
             missing = uncalled(trials, self.run.recipe.roles)

@@ -96,9 +96,13 @@ class Session:
                 )
                 return
             except aiohttp.ClientConnectionError:
-                if time.monotonic() > self.last or not os.path.exists(self.slot.name):
+                ended = os.fstat(self.slot.fileno()).st_nlink == 0  # for good: its slot is removed
+                if ended or time.monotonic() > self.last:
                     raise
                 await asyncio.sleep(WAIT_SECONDS)
+            except (aiohttp.ClientResponseError, ValueError, KeyError, TypeError) as error:
+                what = f"{self.settings['name']} is no server of OpenEnv: /schema and /ws"
+                raise EnvironmentFault(f"{what} give {error!r}") from error
 
     def reset(self, seed: int) -> Turn:
         data = {**self.settings["options"], "seed": seed}
@@ -176,9 +180,8 @@ def main(item: Any, endpoint: Any) -> str:
 
 
 def report(settings: Settings) -> object:
-    """Returns an episode's report; its sessions follow each other."""
-    session = Session(settings)
-    return examine(lambda _: session, settings)
+    """Returns an episode's report."""
+    return examine(Session, settings)
 
 
 if __name__ == "__main__":

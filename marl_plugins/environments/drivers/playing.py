@@ -255,9 +255,10 @@ def examine(make: Callable[[Settings], Environment], settings: Settings) -> dict
     """
     played = []
     try:
+        environment = make(settings)
         for seed in (0, 0, 1):
             speaker = ScriptedSpeaker(settings["answers"])
-            ended = episode(make(settings), speaker, settings, seed)
+            ended = episode(environment, speaker, settings, seed)
             played.append((speaker.log, ended))
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
