@@ -3,6 +3,7 @@ played in it; what becomes of those that misbehave."""
 
 import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -195,6 +196,8 @@ def test_what_does_not_repeat_is_said(plan):
         ({"textarena": "Count-v0", "openenv": {"app": "a:b"}}, "env.kind"),
         ({"textarena": "Count-v0", "players": ["zero", "two"]}, "env.players"),
         ({"textarena": "Count-v0", "rewards": [1, -1]}, "env.rewards"),
+        ({"textarena": "Count-v0", "rewards": [0.0, math.inf]}, "recipe.value"),
+        ({"textarena": "Count-v0", "invalid": math.nan}, "recipe.value"),
         ({"textarena": "Count-v0", "invalid": -2}, "env.invalid"),
         ({"textarena": "Count-v0", "scored": "step"}, "env.scored"),
         ({"textarena": "Count-v0", "show": ["board"]}, "env.pointless"),

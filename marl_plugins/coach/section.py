@@ -12,7 +12,7 @@ from marl_plugins import FlagValue, Model, Section
 from marl_plugins.asking.endpoint import shown_flag
 from marl_plugins.coach.flags import OF_AN_ENDPOINT
 
-Factor = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+Factor = Annotated[float, pydantic.Field(ge=0)]
 may_differ = tuple(
     f"coach.{name}" for name in (*OF_AN_ENDPOINT, "deadline") if name not in ("form", "body")
 )
@@ -31,7 +31,7 @@ class CoachMemberConfig(Model):
     """As `--coach.model`."""
     policy: str | None = None
     """As `--coach.policy`."""
-    weight: float = pydantic.Field(1.0, gt=0, allow_inf_nan=False)
+    weight: float = pydantic.Field(1.0, gt=0)
     """Of its score in a mean of the members that answered."""
     flags: dict[str, FlagValue] = pydantic.Field(
         {}, examples=["{base_url: http://127.0.0.1:8000/v1}"]

@@ -26,12 +26,12 @@ FlagValue = Annotated[Any, pydantic.AfterValidator(_flag_value)]
 
 
 class Model(pydantic.BaseModel):
-    """Strict, frozen, unknown keys are errors.
+    """Strict, frozen, unknown keys are errors, and so are numbers that are not finite.
 
     A field with `repr=False` may hold a secret: messages do not show what was given.
     """
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     EXAMPLE: ClassVar[str] = ""
     """What such a mapping looks like, for messages; default: its first key. A field that is a

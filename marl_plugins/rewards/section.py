@@ -21,7 +21,7 @@ class RewardTerm(Model):
     """The number that counts."""
     roles: list[str] = pydantic.Field([])
     """Roles whose actions have it. Default: all."""
-    weight: float = pydantic.Field(1.0, allow_inf_nan=False)
+    weight: float = 1.0
     """Factor of the number."""
     share: Literal["full", "split"] = "full"
     """Of `outcome`: each of these actions gets all of it, or an equal part."""

@@ -26,7 +26,7 @@ class CasesConfig(CaseSection):
     file: str
     """Every object in it with the functions `case`, `prompt` and `verify` is a case, by its name
     there."""
-    seconds: float = pydantic.Field(5.0, gt=0, allow_inf_nan=False)
+    seconds: float = pydantic.Field(5.0, gt=0)
     """Longest call of a case's functions; past it the trajectory is lost to infrastructure
     (`case`)."""
 

@@ -13,7 +13,7 @@ import pydantic
 from marl_plugins.core.section import Model
 
 Value = Any
-Number = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+Number = Annotated[float, pydantic.Field(ge=0)]
 
 
 class GraphPart(Model):
@@ -117,7 +117,7 @@ class NodeConfig(GraphPart):
     shown."""
     retry: RetryConfig | None = None
     """Another try, see below."""
-    priority: float = pydantic.Field(0.0, allow_inf_nan=False)
+    priority: float = 0.0
     """Of the nodes that may start in a round, those with the highest are first: the budget covers
     them before others, and `choose` has them first among its options."""
     cost: dict[str, Number] = pydantic.Field({}, examples=["{calls: 1}"])
