@@ -2,11 +2,9 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -239,6 +237,12 @@ def test_gpus_as_nvidia_smi_lists_them(tmp_path, monkeypatch):
     assert gpus.check_gpus(gpus.query_gpus(), "cuda")[-1].good is False
 
 
+def test_a_driver_that_does_not_answer_where_the_cpu_is_meant(tmp_path, monkeypatch):
+    nvidia_smi(tmp_path, monkeypatch, "Driver/library version mismatch", code=18)
+    assert [f.good for f in gpus.check_gpus(gpus.query_gpus(), "cpu")] == [None]
+    assert [f.good for f in gpus.check_gpus(gpus.query_gpus(), "cuda")] == [False]
+
+
 def test_a_layout_that_requires_more_gpus_than_exist(monkeypatch):
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
     run, findings = needs.try_plan(["--recipe", TINY, "--vllm.enforce_eager"])
@@ -260,6 +264,27 @@ def test_a_missing_seam_is_named(tmp_path):
     found = upstream.report_seams(tmp_path, "0.11.2")
     assert len(found) > 20 and all(f.good is False and f.fix for f in found)
     assert any("RolloutRayActor" in f.found for f in found)
+
+
+def test_architectures_that_deepspeed_cannot_read(monkeypatch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.6;9.0a 10.0+PTX")
+    finding = upstream.check_operators("cuda")
+    assert finding.good is False and finding.fix.endswith("='8.6;9.0 10.0+PTX'")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.6;9.0 10.0+PTX")
+    assert "TORCH_CUDA_ARCH_LIST" not in upstream.check_operators("cuda").found
+
+
+def test_folders_below_one_that_may_not_be_seen(monkeypatch, tmp_path):
+    closed, user = tmp_path / "closed", os.geteuid()
+    closed.mkdir(mode=0)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(closed / "more" / "operators"))
+    if user == 0:
+        os.seteuid(65534)  # nobody
+    try:
+        assert "ermission" in (machine.why_unwritable(closed / "more" / "operators") or "")
+        assert "not built" in upstream.check_operators("cuda").found
+    finally:
+        os.seteuid(user)
 
 
 def test_a_lock_of_a_build_that_was_killed(tmp_path):
@@ -357,10 +382,9 @@ def test_a_coach_that_does_not_work(reply, found, fix, monkeypatch):
 # ------------------------------------------------------------------------------------------------
 
 
-def test_the_extras_are_the_packages():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    for extra, (modules, _) in needs.EXTRAS.items():
-        packages = {re.split(r"[\[<>=]", r)[0].replace("-", "_") for r in extras[extra]}
-        assert {{"scikit_learn": "sklearn"}.get(name, name) for name in packages} == set(modules)
+def test_a_tracker_that_a_flag_asks_for_and_that_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # not even where it is installed
+    run, findings = needs.try_plan(["--recipe", TINY, "--logger.wandb.key", SECRET])
+    assert run is not None, findings
+    (finding,) = needs.check_trackers(run)
+    assert finding.good is False and "wandb" in finding.fix and SECRET not in finding.found

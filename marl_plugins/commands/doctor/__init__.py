@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from marl_plugins import __version__
-from marl_plugins.commands.doctor import engines, gpus, machine, needs, services, upstream, versions
+from marl_plugins.commands.doctor import engines, gpus, machine, needs, upstream, versions
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding
 from marl_plugins.core.loading import load, present, users_code
@@ -172,10 +172,8 @@ def examine(
         *upstream.check_upstream(),
         *versions.check_versions(installed, device, cards),
         upstream.check_operators(device),
-        *needs.check_extras(),
-        *services.check_trackers(plan.args.logger if plan else None),
         *planned,
-        *(needs.check_devices(plan, cards) if plan else []),
+        *([*needs.check_trackers(plan), *needs.check_devices(plan, cards)] if plan else []),
     ]
     if options.static:
         return inspected + [

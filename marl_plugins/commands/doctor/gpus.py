@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_plugins.core.findings import Finding, error, note, ok
+from marl_plugins.core.findings import Finding, error, error_if, note, ok
 from marl_plugins.engine.hosts import cpu
 
 NVIDIA_SMI_SECONDS = 30.0
@@ -91,7 +91,8 @@ def count_visible(count: int) -> int:
 def check_gpus(cards: Cards, device: str) -> list[Finding]:
     if cards.problem:
         return [
-            error(
+            error_if(
+                device != "cpu",
                 "GPUs",
                 cards.problem,
                 "reboot, or reinstall the driver; or use the CPU: export MARL_PLUGINS_DEVICE=cpu",

@@ -180,7 +180,7 @@ def why_not_rays(folder: Path) -> str | None:
 
 def nearest_existing(folder: Path) -> Path:
     """Returns the folder itself, or its closest existing parent."""
-    while not folder.exists():
+    while not os.path.exists(folder):  # also what this user may not see
         folder = folder.parent
     return folder
 

@@ -1,4 +1,4 @@
-"""The requirements of a recipe's run: a valid plan, extras, GPUs."""
+"""The requirements of a recipe's run: a valid plan, trackers, GPUs."""
 
 from __future__ import annotations
 
@@ -7,24 +7,17 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.findings import Finding, check_extra, error, note, ok
+from marl_plugins.core.findings import Finding, error, note, ok
 from marl_plugins.core.recipe.tiny import is_tiny
 
 if TYPE_CHECKING:
     from marl_plugins.commands.doctor.gpus import Cards
     from marl_plugins.core.run import Run
-
-EXTRAS = {
-    "math": (("math_verify",), "grading formulas"),
-    "plots": (("matplotlib",), "curves.png"),
-    "tables": (("pandas", "pyarrow", "scipy", "sklearn"), "the recipe dsbench, and tables of rows"),
-}
-"""Modules of this package's extras that are no plugin's, and their purpose; for TensorBoard see
-services.check_trackers."""
 
 CHANGE_IT = (
     "change it in the recipe (openrlhf docs recipes) or on the command line (openrlhf docs flags)"
@@ -89,7 +82,11 @@ def check_devices(run: Run, cards: Cards) -> list[Finding]:
     return [ok("layout", f"needs {total} GPUs ({parts}), {cards.visible} are available")]
 
 
-def check_extras() -> list[Finding]:
-    """Returns the installed extras that are no plugin's. What the recipe's own files import has
-    been imported for the plan."""
-    return [check_extra(extra, modules, what, False) for extra, (modules, what) in EXTRAS.items()]
+def check_trackers(run: Run) -> list[Finding]:
+    """Returns the trackers that the run's flags ask for, and that are not installed."""
+    asked = {"tensorboard": run.args.logger.tensorboard_dir, "wandb": run.args.logger.wandb.key}
+    return [
+        error(name, "not installed, and a flag of the run asks for it", f"pip install {name}")
+        for name, flag in asked.items()
+        if flag and find_spec(name) is None
+    ]

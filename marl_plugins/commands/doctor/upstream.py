@@ -4,8 +4,11 @@ operators."""
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import sys
+from glob import glob
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
@@ -17,6 +20,8 @@ from marl_plugins.engine.hosts.seams import check_seams, seams_of
 
 LIBRARIES = {"cpu": tuple(OPERATORS.values()), "cuda": (OPERATORS["FusedAdamBuilder"],)}
 """The libraries of DeepSpeed's operators that runs on a device load."""
+ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
+"""Variable of the kinds of GPU that operators are built for."""
 
 
 def check_upstream() -> list[Finding]:
@@ -58,8 +63,16 @@ def report_seams(root: Path, version: str) -> list[Finding]:
 def check_operators(device: str) -> Finding:
     """Checks DeepSpeed's C++ operators: compiled on first use, checked by ninja on every later
     use."""
+    wanted = os.environ.get(ARCHITECTURES, "")
+    if device == "cuda" and (numbers := re.sub(r"(\d)[a-z]", r"\1", wanted)) != wanted:
+        text = f"DeepSpeed cannot read the letters in {ARCHITECTURES}={wanted}"
+        return error("operators", text, f"export {ARCHITECTURES}={shlex.quote(numbers)}")
     folder = extensions_folder(device)
-    missing = [name for name in LIBRARIES[device] if not list(folder.glob(f"**/{name}/*.so"))]
+    missing = [
+        name
+        for name in LIBRARIES[device]
+        if not glob(f"**/{name}/*.so", root_dir=folder, recursive=True)
+    ]
     state = f"{', '.join(missing)} not built" if missing else f"built in {folder}"
     tools = ["ninja"]
     if missing:

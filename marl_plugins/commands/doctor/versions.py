@@ -58,7 +58,6 @@ def check_versions(installed: Installed, device: str, cards: Cards) -> list[Find
         *check_stack(installed, device),
         *check_builds(installed, device, cards),
         *check_requirements(installed, device),
-        *check_pins(installed, device),
     ]
 
 
@@ -212,24 +211,3 @@ def check_requirements(installed: Installed, device: str) -> list[Finding]:
         names = ", ".join(sorted(left_out))
         findings.append(note("versions", f"left out on purpose without a GPU: {names}"))
     return findings or [ok("versions", "every requirement of the stack is met")]
-
-
-def check_pins(installed: Installed, device: str) -> list[Finding]:
-    """Reports, on CPU, installed versions that differ from the tested ones."""
-    if device != "cpu":
-        return []
-    wrong = []
-    for name, requirement in read_pins("cpu.txt", "engines.txt").items():
-        if name not in installed:
-            wrong.append(f"{name} is missing")
-        elif not requirement.specifier.contains(
-            installed[name].version.partition("+")[0], prereleases=True
-        ):
-            wrong.append(
-                f"{name} {installed[name].version} (tested: "
-                f"{str(requirement.specifier).removeprefix('==')})"
-            )
-    if not wrong:
-        return [ok("pins", "all versions are the tested ones")]
-    text = "; ".join(wrong[:8]) + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")
-    return [note("pins", text, "make install installs the tested versions")]
