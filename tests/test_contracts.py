@@ -209,6 +209,45 @@ BROKEN = {
 }
 
 
+SCORER = """
+import asyncio
+from marl_plugins import hookimpl
+
+class Client:
+    lock = None
+
+@hookimpl
+async def marl_start(run):
+    run.state(Client).lock = asyncio.Lock()
+    await run.state(Client).lock.acquire()
+
+@hookimpl
+def marl_score_action(run, action):
+    async def score():
+        waiting = asyncio.ensure_future(run.state(Client).lock.acquire())
+        await asyncio.sleep(0)  # the lock belongs to this loop now, and to no other
+        run.state(Client).lock.release()
+        await waiting
+        return 0.5
+    return score()
+"""
+
+
+def test_a_scorer_is_started_and_asked_in_one_loop(tmp_path):
+    (tmp_path / "scorer.py").write_text(SCORER)
+    type(
+        "Kit", (PlannedOnce,), {"plugin": str(tmp_path / "scorer.py")}
+    )().test_scores_lie_between_0_and_1()
+
+
+@pytest.mark.parametrize("metric", ['"mine"] = float("nan")', "3] = 1.0"])
+def test_metrics_that_no_tracker_takes(metric, tmp_path):
+    file, log = tmp_path / "metrics.py", "@hookimpl\ndef marl_log(metrics):\n    metrics["
+    file.write_text(f"from marl_plugins import hookimpl\n{log}{metric}\n")
+    with pytest.raises(AssertionError, match="no tracker"):
+        type("Kit", (PlannedOnce,), {"plugin": str(file)})().test_metrics_are_numbers()
+
+
 def tried(kit, contract):
     """Runs a contract where the plugin is accepted."""
     kit.test_it_is_active_in_a_run()

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins.contracts.subject import finished, skipped_if_refused
 from marl_plugins.contracts.tools import ToolContract
 from marl_plugins.core.credit import check_rewards, rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import Estimator, check_estimator, group_key
@@ -80,8 +81,7 @@ class PluginContract(ToolContract):
         _credited(self.plan, list(trajectories))
 
     def test_it_starts_and_stops(self) -> None:
-        """`marl_stop` closes what `marl_start` opened, also when the run fails, or when a service
-        is unavailable."""
+        """Also where the run fails, or a service is unavailable."""
         purposes: tuple[Purpose, ...] = ("train", "evaluate")
         for purpose in purposes:
             for fails in (False, True):
@@ -191,7 +191,8 @@ class PluginContract(ToolContract):
 
     def _credit_alone(self, plan: Plan, trajectories: list[Trajectory]) -> dict[str, Any]:
         rewards_from_scores(trajectories)
-        self._own(plan, "marl_credit", trajectories=trajectories, run=plan.run)
+        own = self._own(plan, "marl_credit", trajectories=trajectories, run=plan.run)
+        asyncio.run(finished(own))
         with failing():
             check_rewards(self.plugin_name, "marl_credit", trajectories)
         return {
@@ -203,16 +204,23 @@ class PluginContract(ToolContract):
     def test_scores_lie_between_0_and_1(self) -> None:
         """Scores lie between 0 and 1, or are None where they are missing; an outcome may be one per
         role. An unavailable scorer raises `InfrastructureFailure`."""
-        plan, roles = self.plan, list(self.plan.run.recipe.roles)
-        for trajectory in _trajectories(plan.run):
-            arguments = {"run": plan.run, "trajectory": trajectory}
-            with suppress(InfrastructureFailure):
-                set_outcome(trajectory, self._own(plan, "marl_score_outcome", **arguments), roles)
-            for action in trajectory.actions:
-                arguments = {"run": plan.run, "action": action, "seen": Seen.of(trajectory, action)}
+        plan, hooks = self.plan, ("marl_score_outcome", "marl_score_action")
+        if any(plan.plugins.implements(self.plugin_name, hook) for hook in hooks):
+            with skipped_if_refused():  # a service is unavailable here
+                asyncio.run(self._scored(plan))
+
+    async def _scored(self, plan: Plan) -> None:
+        run, roles = plan.run, list(plan.run.recipe.roles)
+        async with plan.plugins.started(run, "train"):
+            for trajectory in _trajectories(run):
                 with suppress(InfrastructureFailure):
-                    score = self._own(plan, "marl_score_action", **arguments)
-                    checked_score(score, of=f"action of {action.role!r}")
+                    own = self._own(plan, "marl_score_outcome", run=run, trajectory=trajectory)
+                    set_outcome(trajectory, await finished(own), roles)
+                for action in trajectory.actions:
+                    arguments = {"action": action, "seen": Seen.of(trajectory, action)}
+                    with suppress(InfrastructureFailure):
+                        own = self._own(plan, "marl_score_action", run=run, **arguments)
+                        checked_score(await finished(own), of=f"action of {action.role!r}")
 
     def test_select_chooses_among_the_rows(self) -> None:
         """Every kept row is one that was given, once; every other says why it is left out."""
@@ -295,7 +303,9 @@ class PluginContract(ToolContract):
         _advantages(estimator, rows)
         metrics |= estimator.metrics(rows)
         wrong = {
-            name: value for name, value in metrics.items() if not isinstance(value, int | float)
+            name: value
+            for name, value in metrics.items()
+            if not (isinstance(name, str) and isinstance(value, int | float) and value == value)
         }
         assert not wrong, f"marl_log or the estimator's metrics gave what no tracker takes: {wrong}"
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -59,16 +58,17 @@ class Subject:
         )
 
     def _own(self, plan: Plan, hook: str, **arguments: Any) -> Any:
-        """Returns what the plugin alone answers; None where it does not implement the hook."""
+        """Returns what the plugin alone answers, which may be awaited (`finished`); None where it
+        does not implement the hook."""
         for impl in plan.plugins.implementations(hook):
             if impl.plugin_name == self.plugin_name and not (impl.wrapper or impl.hookwrapper):
-                answer = impl.function(*(arguments[name] for name in impl.argnames))
-                return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
+                return impl.function(*(arguments[name] for name in impl.argnames))
         return None
 
 
-async def _awaited(answer: Awaitable[Any]) -> Any:
-    return await answer
+async def finished(answer: Any) -> Any:
+    """Returns what a hook answers."""
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 @contextmanager
@@ -77,4 +77,4 @@ def skipped_if_refused() -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        raise SkipTest(f"test_it_is_active_in_a_run fails: {error}") from None
+        raise SkipTest(f"the run is refused: {error}") from None
