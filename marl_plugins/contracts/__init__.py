@@ -191,8 +191,9 @@ class PluginContract(ToolContract):
 
     def _credit_alone(self, plan: Plan, trajectories: list[Trajectory]) -> dict[str, Any]:
         rewards_from_scores(trajectories)
-        own = self._own(plan, "marl_credit", trajectories=trajectories, run=plan.run)
-        asyncio.run(finished(own))
+        asyncio.run(
+            finished(self._own(plan, "marl_credit", trajectories=trajectories, run=plan.run))
+        )
         with failing():
             check_rewards(self.plugin_name, "marl_credit", trajectories)
         return {

@@ -57,15 +57,14 @@ def check_environment(config: EnvConfig, run: Run) -> list[Problem]:
     if config.verifiers:
         done = subprocess.run([python, "-c", "import verifiers"], capture_output=True)
         got = f"{python} cannot import verifiers"
-        problem = Problem("env.episode", at(key="env.verifiers"), got, fix=of_packages)
-        return [problem] if done.returncode else []
+        problems = [Problem("env.episode", at(key="env.verifiers"), got, fix=of_packages)]
+        return problems if done.returncode else []
     if server:
         run.state(ServerPool).wait(server.ready_seconds)
     settings = config.settings(run) | {"turns": min(config.turns, MOST_TURNS)}
     # its driver bounds every reset and step by itself, and how long it waits for a server
-    seconds = LEAST_SECONDS + settings["ready_seconds"]
-    seconds += EPISODES * (1 + settings["turns"]) * config.seconds
-    report = report_of(config.driver(), settings, python, seconds)
+    seconds = EPISODES * (1 + settings["turns"]) * config.seconds + settings["ready_seconds"]
+    report = report_of(config.driver(), settings, python, LEAST_SECONDS + seconds)
     key = "env.openenv" if server else "env.textarena"
     if "error" in report:
         got = f"an episode with scripted answers fails: {report['error']}"

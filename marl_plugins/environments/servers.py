@@ -85,7 +85,7 @@ class ServerPool:
                 else:
                     got = f"it does not answer within {seconds:g} s"
                 written = self._log(port).read_text(errors="replace").strip()[-LAST_CHARS:]
-                got += f": {written}" if written else ", and has written nothing"
+                got += f": {written or 'it has written nothing'}"
                 fix = "start it by hand, on a port of your own, to see why"
                 raise ConfigurationError(Problem("env.server", at(key="env.openenv"), got, fix=fix))
 

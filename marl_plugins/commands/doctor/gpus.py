@@ -135,8 +135,4 @@ def check_gpus(cards: Cards, device: str) -> list[Finding]:
         findings.append(
             error("GPUs", "CUDA_VISIBLE_DEVICES hides all of them", "unset CUDA_VISIBLE_DEVICES")
         )
-    elif cards.visible < len(cards.cards):
-        findings.append(
-            note("GPUs", f"CUDA_VISIBLE_DEVICES leaves {cards.visible} of {len(cards.cards)}")
-        )
     return findings

@@ -20,8 +20,6 @@ from marl_plugins.engine.hosts.seams import check_seams, seams_of
 
 LIBRARIES = {"cpu": tuple(OPERATORS.values()), "cuda": (OPERATORS["FusedAdamBuilder"],)}
 """The libraries of DeepSpeed's operators that runs on a device load."""
-ARCHITECTURES = "TORCH_CUDA_ARCH_LIST"
-"""Variable of the kinds of GPU that operators are built for."""
 
 
 def check_upstream() -> list[Finding]:
@@ -63,10 +61,10 @@ def report_seams(root: Path, version: str) -> list[Finding]:
 def check_operators(device: str) -> Finding:
     """Checks DeepSpeed's C++ operators: compiled on first use, checked by ninja on every later
     use."""
-    wanted = os.environ.get(ARCHITECTURES, "")
+    wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
     if device == "cuda" and (numbers := re.sub(r"(\d)[a-z]", r"\1", wanted)) != wanted:
-        text = f"DeepSpeed cannot read the letters in {ARCHITECTURES}={wanted}"
-        return error("operators", text, f"export {ARCHITECTURES}={shlex.quote(numbers)}")
+        text = f"DeepSpeed cannot read the letters in TORCH_CUDA_ARCH_LIST={wanted}"
+        return error("operators", text, f"export TORCH_CUDA_ARCH_LIST={shlex.quote(numbers)}")
     folder = extensions_folder(device)
     missing = [
         name

@@ -36,8 +36,7 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
 def ranks(values: np.ndarray) -> np.ndarray:
     """Returns the ranks from 0; those that are equal have their mean."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last: np.ndarray = np.cumsum(counts)
-    return (last - (counts + 1) / 2)[places]
+    return np.take(np.cumsum(counts) - (counts + 1) / 2, places)
 
 
 def adjusted(p: Sequence[float]) -> list[float]:
@@ -45,8 +44,7 @@ def adjusted(p: Sequence[float]) -> list[float]:
     the least p N / rank of those that are no smaller."""
     falling = np.argsort(p)[::-1]
     of_all = np.array(p)[falling] * len(p) / np.arange(len(p), 0, -1)
-    of_all = np.minimum(1.0, np.minimum.accumulate(of_all))
-    return [float(value) for value in of_all[np.argsort(falling)]]
+    return [float(value) for value in np.minimum.accumulate(of_all)[np.argsort(falling)]]
 
 
 def account(effects: Sequence[Effect]) -> dict[str, dict[str, Any]]:

@@ -11,9 +11,6 @@ from collections.abc import Sequence
 
 from marl_plugins import hookimpl
 from marl_plugins.core.command import Command
-from marl_plugins.core.findings import Finding, check_extra
-
-NEEDED = ("msgspec", "textual", "tokenizers")
 
 
 def _inspect(words: Sequence[str]) -> int:
@@ -32,8 +29,3 @@ def marl_commands() -> Sequence[Command]:
             _inspect,
         )
     ]
-
-
-@hookimpl
-def marl_doctor() -> list[Finding]:
-    return [check_extra("inspect", NEEDED, "looking at runs with `openrlhf inspect`", used=False)]

@@ -96,13 +96,12 @@ class Session:
                 )
                 return
             except aiohttp.ClientConnectionError:
-                ended = os.fstat(self.slot.fileno()).st_nlink == 0  # for good: its slot is removed
-                if ended or time.monotonic() > self.last:
+                # a slot that is removed: the server has ended for good
+                if not os.fstat(self.slot.fileno()).st_nlink or time.monotonic() > self.last:
                     raise
                 await asyncio.sleep(WAIT_SECONDS)
-            except (aiohttp.ClientResponseError, ValueError, KeyError, TypeError) as error:
-                what = f"{self.settings['name']} is no server of OpenEnv: /schema and /ws"
-                raise EnvironmentFault(f"{what} give {error!r}") from error
+            except (aiohttp.ClientResponseError, KeyError) as error:
+                raise EnvironmentFault(f"this is no server of OpenEnv: {error!r}") from error
 
     def reset(self, seed: int) -> Turn:
         data = {**self.settings["options"], "seed": seed}

@@ -251,7 +251,7 @@ def examine(make: Callable[[Settings], Environment], settings: Settings) -> dict
 
     Returns:
         `turns`, the most; `rewards`, the lowest and the highest; `repeatable`, whether the first
-        two were alike; `shown`, what was shown first. Or `error`.
+        two were alike; `players`, how many. Or `error`.
     """
     played = []
     try:
@@ -272,7 +272,6 @@ def examine(make: Callable[[Settings], Environment], settings: Settings) -> dict
         "turns": max(ended["turns"] for _, ended in played),
         "rewards": [min(rewards), max(rewards)],
         "repeatable": played[0] == played[1],
-        "shown": played[0][0][0][1] if played[0][0] else "",
         "players": len(settings["players"]),
     }
 
