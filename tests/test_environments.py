@@ -314,6 +314,13 @@ def test_a_slow_server_is_checked_and_no_mistake(plan, monkeypatch):
     assert mine.run.warnings == ()
 
 
+def test_trials_wait_for_each_other_at_a_slow_server(plan, monkeypatch):
+    """The rehearsal has a limit for each of them, not for all."""
+    monkeypatch.setattr("marl_plugins.engine.plan.user_code_thread.USER_CODE_SECONDS", 4.0)
+    mine = plan(GUESS | server("slow", ready_seconds=20) | {"turns": 4}, ONE)
+    assert mine.run.warnings == ()
+
+
 def test_what_a_role_is_shown_has_to_be_named(recipe):
     env = GUESS | server() | {"show": []}
     assert "['hint', 'correct_answer']" in problems(recipe(env, ONE))["env.episode"]

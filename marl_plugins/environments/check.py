@@ -55,10 +55,10 @@ def check_environment(config: EnvConfig, run: Run) -> list[Problem]:
     server, of_packages = config.openenv, "is `python` the Python that has its packages?"
     python = sys.executable if server else config.interpreter(run.folder)
     if config.verifiers:
-        done = subprocess.run([python, "-c", "import verifiers"], capture_output=True)
+        if not subprocess.run([python, "-c", "import verifiers"], capture_output=True).returncode:
+            return []
         got = f"{python} cannot import verifiers"
-        problems = [Problem("env.episode", at(key="env.verifiers"), got, fix=of_packages)]
-        return problems if done.returncode else []
+        return [Problem("env.episode", at(key="env.verifiers"), got, fix=of_packages)]
     if server:
         run.state(ServerPool).wait(server.ready_seconds)
     settings = config.settings(run) | {"turns": min(config.turns, MOST_TURNS)}
@@ -74,10 +74,15 @@ def check_environment(config: EnvConfig, run: Run) -> list[Problem]:
         return [Problem("env.episode", at(key=key, name=config.name), got, fix=fix)]
     if report["repeatable"]:
         return []
-    got = "two episodes with the same seed and the same answers differ"
-    fix = "an evaluation does not repeat, nor does a resumed run bit for bit; say so of results"
     return [
-        Problem("env.repeatable", at(key=key, name=config.name), got, fix=fix, severity="warning")
+        Problem(
+            "env.repeatable",
+            at(key=key, name=config.name),
+            "two episodes with the same seed and the same answers differ",
+            fix="an evaluation does not repeat, nor does a resumed run bit for bit; say so of "
+            "results",
+            severity="warning",
+        )
     ]
 
 

@@ -86,8 +86,14 @@ class ServerPool:
                     got = f"it does not answer within {seconds:g} s"
                 written = self._log(port).read_text(errors="replace").strip()[-LAST_CHARS:]
                 got += f": {written or 'it has written nothing'}"
-                fix = "start it by hand, on a port of your own, to see why"
-                raise ConfigurationError(Problem("env.server", at(key="env.openenv"), got, fix=fix))
+                raise ConfigurationError(
+                    Problem(
+                        "env.server",
+                        at(key="env.openenv"),
+                        got,
+                        fix="start it by hand, on a port of your own, to see why",
+                    )
+                )
 
     def _log(self, port: int) -> Path:
         return self.folder / f"{port}.log"

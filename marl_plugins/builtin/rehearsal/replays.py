@@ -127,7 +127,8 @@ class Replay:
                 [
                     [(by_role(self.trial.script, roles, n), t) for n, t in copy.deepcopy(group)]
                     for group in groups
-                ]
+                ],
+                caught,
             )
         )
 

@@ -141,7 +141,9 @@ class Stage:
         trial.caught = caught_mistakes(trial.reached.raised, trial.failures, self.file)
         return trial
 
-    def play_in_turn(self, groups: Sequence[Sequence[tuple[Script, Task]]]) -> list[list[Trial]]:
+    def play_in_turn(
+        self, groups: Sequence[Sequence[tuple[Script, Task]]], caught: Capture
+    ) -> list[list[Trial]]:
         """Runs the workflow on the tasks of each group at the same time, as a run does: the tasks
         themselves, on one loop."""
         trials = [[Trial(script, Trace(self.source)) for script, _ in group] for group in groups]
@@ -152,6 +154,7 @@ class Stage:
                 trial.trajectory = await performance.run(self, task)
             except Exception as error:  # the workflow's, of any kind
                 trial.failures.append(failure_of(error, self.file))
+            caught.goes_on()  # programs may have to wait for each other
 
         async def all_in_turn() -> None:
             for group, played in zip(trials, groups, strict=True):
