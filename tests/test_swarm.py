@@ -589,8 +589,10 @@ def test_what_is_wrong_with_the_flags_is_said_at_once(tmp_path):
         "swarm.peer",
     }
     words = ["--swarm.store", str(tmp_path), "--swarm.keep", "1", "--swarm.staleness", "3"]
+    words += ["--swarm.weight", "capability", "--algo.advantage.estimator", "group_norm"]
+    words += ["--groups.by", "task+role+turn"]
     plan = build_plan(["--plugin", PLUGIN, "--recipe", "tool_user/tiny.yaml", *words])
-    assert "swarm.keep" in {problem.code for problem in plan.run.warnings}
+    assert {"swarm.keep", "swarm.compared_again"} <= {problem.code for problem in plan.run.warnings}
     assert codes(*words, "--swarm.external", "2") == {"swarm.unnamed"}
     assert codes("--swarm.store", str(tmp_path), "--swarm.trust", "generator") == {
         "swarm.no_generator"

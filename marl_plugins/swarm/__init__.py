@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 PLUGIN = "marl_plugins.swarm"
 UNNAMED = "peer"
+AGAINST_SAMPLES = ("rloo", "dr_grpo", "group_norm", "reinforce_baseline")
+"""Estimators that compare own and foreign samples of a task, apart from each other."""
 
 
 @hookimpl
@@ -209,6 +211,10 @@ def marl_configure(run: Run) -> list[Problem]:
         fix = "write `task_of(id)`, which returns a Task or None, in the recipe's file of tasks"
         got = "the recipe cannot make a task from its id"
         problems.append(Problem("swarm.no_generator", at(flag="swarm.trust"), got, fix=fix))
+    if options.weight == "capability" and run.estimator in AGAINST_SAMPLES:
+        got = f"{run.estimator} compares the samples of a task again, which undoes the baseline"
+        where, fix = at(flag=("swarm.weight", "algo.advantage.estimator")), "take reinforce"
+        problems.append(Problem("swarm.compared_again", where, got, fix=fix, severity="warning"))
     return problems
 
 
