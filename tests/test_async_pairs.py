@@ -113,15 +113,7 @@ def test_steps_take_as_long_as_a_slow_coach_and_nothing_piles_up(tmp_path, queue
 # --- as planned, of every part that pairs are made of
 # ---------------------------------------------------------------------
 
-CORRECTING = """
-from pathlib import Path
-from marl_plugins.core.loading import load
-
-RUBRIC = load(str(Path(__file__).with_name("rubric.py"))).RUBRIC
-CORRECTIONS = {role: lambda action, seen: "a" + action.text[1:] for role in RUBRIC}
-"""
 COACHES = {
-    "coach with corrections": ["--coach.rubric", "RUBRIC", "--coach.corrections_coef", "0.1"],
     "coach that is a policy of the run": [
         "--coach.policy",
         "coach",
@@ -212,11 +204,9 @@ def planned(folder, name):
         "marl_plugins.coach",
         *COACHES[name],
     ]
-    rubric = folder / "recipe" / "correcting.py"
-    rubric.write_text(CORRECTING)
     with (folder / "recipe" / "both.yaml").open("a") as recipe:
-        recipe.write(OF_COACH if "--coach.policy" in COACHES[name] else "")
-    return build_plan([str(rubric) if word == "RUBRIC" else word for word in found])
+        recipe.write(OF_COACH)
+    return build_plan(found)
 
 
 @pytest.mark.parametrize("name", EVERY_PART)
@@ -253,8 +243,3 @@ def test_a_step_is_a_function_of_its_number_with_every_part(name, tmp_path, slow
             if a["policy"] != "earlier"
         ]
         assert len({*scores}) > 1 and None not in scores
-    if name == "coach with corrections":
-        assert all(
-            any(key.endswith("/corrections/used") and m[key] for key in m)
-            for m in first["metrics.jsonl"]
-        )

@@ -212,9 +212,7 @@ SUCCESS = {"classification": 0.35, "regression": 0.65}
 
 def run_of(debias=False):
     states = {}
-    args = SimpleNamespace(
-        coach=SimpleNamespace(debias=debias, max_missing=0.2, corrections_coef=0.0)
-    )
+    args = SimpleNamespace(coach=SimpleNamespace(debias=debias, max_missing=0.2))
     return SimpleNamespace(args=args, state=lambda kind: states.setdefault(kind, kind()))
 
 

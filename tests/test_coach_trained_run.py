@@ -38,9 +38,7 @@ def judged_trainer(folder, say, every, samples=2, workflow=None, **more):
     run, hook, chat = trainer.run, trainer.plugins.hook, CharacterChat()
     judge = trainer.session.policies["judge"] = SimulatedPolicy("judge", train_every=every)
     trainer.session.rollout.pools["judge"] = None
-    run.args.coach = SimpleNamespace(
-        ground_truth="last", debias=False, max_missing=1.0, corrections_coef=0.0
-    )
+    run.args.coach = SimpleNamespace(ground_truth="last", debias=False, max_missing=1.0)
     run.sample, run._answer = MethodType(Run.sample, run), MethodType(Run._answer, run)
     state, agents = run.state(CoachState), hook.marl_generate
 

@@ -9,17 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import nonce_in, openai_server
-from refusals import refused as refused_plan
 from simulated import DraftAction, make_trajectory
 
 from marl_plugins.cli import main
 from marl_plugins.coach import correcting, verdict
 from marl_plugins.coach.corrections import leaks, why_refused
 from marl_plugins.coach.notes import NOTES
-from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.scoring import score_trajectory
 from marl_plugins.core.trajectory import (
-    Correction,
     Generation,
     Task,
     ToolResult,
@@ -227,58 +224,6 @@ def test_what_cannot_be_used_has_a_reason():
         refused("It is 42.", action=action_of("said", "It printed 42.", first, path="coder.2"))
         == ""
     )
-
-
-# --- trained on by the run itself
-# -----------------------------------------------------------------------------------------
-
-
-def test_a_coefficient_needs_a_coach_that_corrects():
-    words = ["--recipe", RECIPE, "--coach.corrections_coef", "0.1"]
-    for more in ([], ["--coach.model", "m"]):
-        with refused_plan(("coach.no_corrections", "coach.corrections_coef")):
-            build_plan([*words, *more])
-
-
-def credited(tmp_path, *words):
-    """The actions of three trajectories that a rubric has corrected, once they have their credit;
-    and the step's metrics."""
-    rules = tmp_path / "rules.py"
-    rules.write_text(
-        "from marl_plugins.coach.rubric import Criterion\n"
-        "RUBRIC = {r: [Criterion('a', 1, lambda action, seen: True)] for r in ('solver', 'coder', "
-        "'verifier')}\n"
-        "better = {'coder': 'better', 'verifier': 'it is the label', 'solver': ' '}\n"
-        "CORRECTIONS = {r: (lambda action, seen: better[action.role]) for r in better}\n"
-    )
-    plan = build_plan(["--recipe", RECIPE, "--coach.rubric", str(rules), *words])
-    hook, run = plan.plugins.hook, plan.run
-    trajectories = [
-        make_trajectory({"solver": [], "coder": ["solver"], "verifier": ["coder"]}, task=f"t{n}")
-        for n in range(3)
-    ]
-    for trajectory in trajectories:
-        scorer = lambda action, seen: hook.marl_score_action(run=run, action=action, seen=seen)  # noqa: E731
-        asyncio.run(score_trajectory(trajectory, scorer, None, roles=list(run.recipe.roles)))
-    rewards_from_scores(trajectories)
-    trajectories[2].actions[1].reward = None  # another plugin left it out
-    for chain in ("marl_credit", "marl_credit_step"):
-        asyncio.run(plan.plugins.chain(chain, trajectories, run=run))
-    metrics = {"step": 1.0}
-    hook.marl_log(run=run, step=1, metrics=metrics)
-    return [[a.correction for a in t.actions] for t in trajectories], metrics
-
-
-def test_what_can_be_used_is_trained_on_and_the_rest_is_counted(tmp_path):
-    found, metrics = credited(tmp_path, "--coach.corrections_coef", "0.25")
-    used = Correction("better", 0.25)
-    assert found == [[None, used, None], [None, used, None], [None, None, None]]
-    counts = {name: value for name, value in metrics.items() if "/corrections/" in name}
-    assert counts == {
-        "coach/solver/corrections/empty": 3.0,
-        "coach/coder/corrections/used": 2.0,
-        "coach/verifier/corrections/label": 3.0,
-    }
 
 
 # --- the files

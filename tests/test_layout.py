@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_plugins.engine.runtime.layout import Limit, combined, plan_layout
+from marl_plugins.engine.runtime.layout import Limit, plan_layout
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=120)
 LIMITS = st.one_of(
@@ -62,48 +62,6 @@ def test_every_sequence_is_computed_once_an_epoch_in_whole_windows(
             for s in range(layout.steps)
         ]
         assert min(windows) >= 1  # no optimiser step consists of weightless sequences
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    lengths=LENGTHS.filter(bool),
-    others=LENGTHS.filter(bool),
-    ranks=st.integers(1, 4),
-    steps=st.integers(1, 5),
-    limit=LIMITS,
-    epochs=st.integers(1, 2),
-    seed=st.integers(0, 99),
-)
-def test_two_layouts_go_through_the_same_optimiser_steps(
-    lengths, others, ranks, steps, limit, epochs, seed
-):
-    first = plan_layout(lengths, ranks, steps, limit, shuffling(seed), epochs)
-    second = plan_layout(others, ranks, first.steps, limit, epochs=epochs)
-    both = combined(first, second)
-    assert (both.steps, both.accumulation) == (
-        first.steps,
-        first.accumulation + second.accumulation,
-    )
-    assert sorted(i for share in both.ranks for i in share) == list(
-        range(len(lengths) + len(others))
-    )
-
-    def numbers(layout, epoch, rank, step):
-        batches = layout.epochs[epoch][rank][
-            step * layout.accumulation : (step + 1) * layout.accumulation
-        ]
-        return [[layout.ranks[rank][i] for i in batch] for batch in batches]
-
-    for epoch in range(epochs):
-        for rank in range(ranks):
-            assert len(both.epochs[epoch][rank]) == both.steps * both.accumulation
-            for step in range(both.steps):
-                mine = numbers(both, epoch, rank, step)
-                assert mine[: first.accumulation] == numbers(first, epoch, rank, step)
-                theirs = numbers(second, epoch, rank, step) or [[]] * second.accumulation
-                assert mine[first.accumulation :] == [
-                    [len(lengths) + i for i in batch] for batch in theirs
-                ]
 
 
 @settings(max_examples=100)

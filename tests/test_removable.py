@@ -26,7 +26,6 @@ CAPABILITIES = {
     "streaming": (["streaming"], 0),
     "process groups": (["process_groups"], 0),
     "adapters": (["adapters"], 0),
-    "corrections": (["corrections"], 0),
     "dynamic filtering": (["filtering"], 0),
     "averages of weights": (["ema"], 0),
     "reward models": (["reward_model"], 0),

@@ -81,10 +81,14 @@ def lines(trainer, name):
 
 
 def check_paused(trainer, error, plugin, hook, done):
-    """Paused and saved after a step, with the plugin's name; what is recorded is what was
-    trained."""
-    assert isinstance(error, RunPaused)
+    """Paused and saved after a step, with the plugin's name."""
     assert f"{plugin}: {hook}" in str(error)
+    check_saved(trainer, error, done)
+
+
+def check_saved(trainer, error, done):
+    """Paused and saved after a step; what is recorded is what was trained."""
+    assert isinstance(error, RunPaused)
     assert trainer.session.policies["p"].saved == [done]
     ledger = lines(trainer, "ledger.jsonl")
     assert [line["step"] for line in ledger] == list(range(1, done + 1))
@@ -120,9 +124,6 @@ def marl_select(rows):
 """
 )
 CHOICES = {
-    "drops silently": "return rows[1:]",
-    "drops in place": "rows.pop()",
-    "drops and keeps": "row.action.left_out = 'mine'",
     "gives one twice": "return [*rows, row]",
     "makes a row": "return [*rows, Row(row.trajectory, row.action, 1.0)]",
     "replaces a row": "return [Row(r.trajectory, r.action, r.reward) for r in rows]",
@@ -138,6 +139,13 @@ CHOICES = {
 def test_a_selection_that_is_not_of_the_rows_pauses_the_run(tmp_path, choice):
     trainer, error = run_with(tmp_path, SELECT.format(body=CHOICES[choice]))
     check_paused(trainer, error, "plugin0.py", "marl_select", done=2)
+
+
+@pytest.mark.parametrize("body", ["return rows[1:]", "rows.pop()", "row.action.left_out = 'mine'"])
+def test_rows_that_are_dropped_without_a_reason_or_kept_with_one_pause_the_run(tmp_path, body):
+    trainer, error = run_with(tmp_path, SELECT.format(body=body))
+    assert "has to set `action.left_out`" in str(error)
+    check_saved(trainer, error, done=2)
 
 
 def test_what_selecting_and_crediting_may_do_goes_on(tmp_path):
@@ -182,15 +190,6 @@ PARTS = {
     "rows=p[0].rows[1:])]",
     "prepared adds a row": "async def prepared(self, p): return [dataclasses.replace(p[0], "
     "rows=[*p[0].rows, p[0].rows[0]])]",
-    "prepared drops a sequence": "async def prepared(self, p): return [dataclasses.replace(p[0], "
-    "items=p[0].items[1:])]",
-    "prepared changes ids": "async def prepared(self, p): p[0].items[1].sequences[-1] = 3; return "
-    "p",
-    "prepared replaces ids": "async def prepared(self, p): i = p[0].items[0]; i.sequences = "
-    "i.sequences.clone(); return p",
-    "prepared masks": "async def prepared(self, p): p[0].items[0].action_mask.zero_(); return p",
-    "prepared changes log-probs": "async def prepared(self, p): p[0].items[0].rollout_log_probs += "
-    "1; return p",
     "prepared returns a generator": "async def prepared(self, p): return (x for x in p)",
 }
 

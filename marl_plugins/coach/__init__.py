@@ -131,13 +131,11 @@ def marl_configure(run: Run) -> list[Problem]:
     ):  # weights of 0 may leave nothing to judge by
         place = f"coach.members.{name}" if name else f"--coach.rubric {run.args.coach.rubric}"
         problems += try_rubric(run, rubric, place)
-    correcting = any(coach.corrections for coach in rubrics.values())
     if len(rubrics) < len(coaches):
         from marl_plugins.coach.model import ModelCoach, without_training
 
         models = {name: coach for name, coach in coaches.items() if isinstance(coach, ModelCoach)}
         state.questions = next((coach.questions for coach in models.values()), None)
-        correcting |= any(coach.questions.corrections for coach in models.values())
         if run.args.coach.memory or any(s.ask for s in state.stages.stages):
             for name, coach in models.items():
                 problems += of_member(name, without_training(coach.questions.prompts))
@@ -146,15 +144,6 @@ def marl_configure(run: Run) -> list[Problem]:
     for where in late if "marl_plugins.rewards" in run.plugins else ():
         got = "changes scores after marl_plugins.rewards has made rewards of them"
         problems.append(Problem("coach.changed_late", where, got, fix="leave out one of the two"))
-    if run.args.coach.corrections_coef and not correcting:
-        problems.append(
-            Problem(
-                "coach.no_corrections",
-                at(flag="coach.corrections_coef"),
-                "trains on corrected actions, and this coach gives none",
-                fix="add --coach.corrections (a model), or CORRECTIONS to its rubric",
-            )
-        )
     return problems
 
 
@@ -253,14 +242,14 @@ def looks_at_whole_steps(run: Run) -> bool:
     taken one by one."""
     coach = run.args.coach
     by_rubric = coach.rubric and not members_of(run)
-    return not by_rubric or coach.debias or bool(coach.corrections_coef) or coach.max_missing < 1
+    return not by_rubric or coach.debias or coach.max_missing < 1
 
 
 @hookimpl
 @applies_if(looks_at_whole_steps)
 def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
-    """Takes bias out of the scores, weighs those on which members disagree, leaves the step out
-    where too many are missing, and has corrected actions trained on.
+    """Takes bias out of the scores, weighs those on which members disagree, and leaves the step
+    out where too many are missing.
 
     Raises:
         RunPaused: The budget is spent.
@@ -278,10 +267,6 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
         actions, [j.action for _, j in step if j.verdict is None]
     ):
         state.metrics["coach/step_left_out"] = 1.0
-    if coef := run.args.coach.corrections_coef:
-        from marl_plugins.coach.corrections import teach
-
-        state.metrics |= teach([(trajectory, judged.action) for trajectory, judged in step], coef)
     return trajectories
 
 

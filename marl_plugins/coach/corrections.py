@@ -1,5 +1,5 @@
 """The better actions that a run's coach gave: what can be used of them, as rows of `openrlhf export
---table sft` and `--table dpo`, or trained on by the run itself (`teach`).
+--table sft` and `--table dpo`.
 
 An SFT row is a conversational prompt and completion, a DPO row a prompt with `chosen` (the
 correction) and `rejected` (what the agent said); both name the task, the step, the scores and the
@@ -15,8 +15,7 @@ coach's reason. What cannot be used is counted by its reason:
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ from marl_plugins.coach.notes import NOTES
 # inside: reads the records of a run
 from marl_plugins.core.files import read_bytes
 from marl_plugins.core.redaction import encodable
-from marl_plugins.core.trajectory import Correction
 
 NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?!\d)")
 """Of a text; a unit may follow at once, as in 42kg."""
@@ -112,23 +110,6 @@ def dpo(row: Row, correction: str, text: str) -> Row:
 
 def message(text: str, role: str = "assistant") -> list[dict[str, str]]:
     return [{"role": role, "content": encodable(text)}]
-
-
-def teach(judged: Iterable[tuple[Trajectory, Action]], coef: float) -> dict[str, float]:
-    """Has the corrected actions of a step trained on in addition to what was said
-    (`--coach.corrections_coef`), as far as they have a
-    reward and can be used; how many there are by role and what became of them. Too long ones are
-    found where they are trained."""
-    counts: Counter[str] = Counter()
-    for trajectory, action in judged:
-        note = action.notes.get(NOTES) or {}
-        if "correction" not in note or action.reward is None:
-            continue
-        refused = why_refused(trajectory, action, note, lambda action, correction: True)
-        counts[f"coach/{action.role}/corrections/{refused or 'used'}"] += 1
-        if not refused:
-            action.correction = Correction(note["correction"], coef)
-    return {name: float(count) for name, count in sorted(counts.items())}
 
 
 def why_refused(trajectory: Trajectory, action: Action, note: Mapping[str, Any], fits: Room) -> str:

@@ -113,14 +113,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="leave a step out when more of its verdicts are missing",
     )
     add(
-        "--coach.corrections_coef",
-        type=at_least(0, float),
-        default=0.0,
-        metavar="C",
-        help="train on corrected actions too: C times their cross-entropy, added to the loss of "
-        "the policy",
-    )
-    add(
         "--coach.debias",
         action="store_true",
         help="correct the scores of a task's type (`metadata: type`) by the bias that the bias "

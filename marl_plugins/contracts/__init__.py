@@ -40,6 +40,7 @@ from marl_plugins.core.credit import check_rewards, rewards_from_scores, sum_ove
 from marl_plugins.core.estimators import Estimator, check_estimator, group_key
 from marl_plugins.core.exchange import RefusedRecord, TrajectoryWords
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded
+from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.plugin_names import BUILTINS
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.sampled import SampledActions
@@ -227,8 +228,11 @@ class PluginContract(ToolContract):
         """Every kept row is one that was given, once; every other says why it is left out."""
         plan = self.plan
         rows = _rows(plan.run)
-        sampled = _arrived(list(dict.fromkeys(row.trajectory for row in rows)))
-        _chained(plan, "marl_select", rows, sampled.check_selection, steps=1)
+        trajectories = list(dict.fromkeys(row.trajectory for row in rows))
+        check = _arrived(trajectories).check_selection
+        kept = _chained(plan, "marl_select", rows, check, steps=1)
+        with failing():
+            Ledger.of(1, trajectories, kept)
 
     def test_advantages_do_not_depend_on_the_order_of_rows(self) -> None:
         rows = _rows(self.plan.run)

@@ -42,7 +42,7 @@ run does not wait for it.
 
 `VERSION` is major.minor: the major changes when a plugin that worked may no longer (a hook or an
 argument removed, or another meaning), the minor when something is added. A plugin may state the
-version that it was written for, as `MARL_HOOKS = "5.0"`; another major is refused, and so is a
+version that it was written for, as `MARL_HOOKS = "6.0"`; another major is refused, and so is a
 minor that does not exist yet.
 """
 
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
     from marl_plugins.core.workflow import Workflow
 
-VERSION = "5.1"
+VERSION = "6.0"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only;
@@ -499,9 +499,7 @@ def marl_credit(  # type: ignore[empty-body]
     The first plugin gets each action's score, or its role's outcome, as `reward`. Change it in
     place, None to leave an action out, and return the same trajectories. `action.unscored` is for
     failures of infrastructure alone. `action.add_reward(term, value)` also records the term;
-    `action.notes` is for anything else. `action.correction = Correction(text, coef)` (of
-    `marl_plugins.core.trajectory`) is trained on in addition. Raise `RunPaused` to save the step
-    before and end the run.
+    `action.notes` is for anything else. Raise `RunPaused` to save the step before and end the run.
 
         @hookimpl
         def marl_credit(trajectories):

@@ -17,7 +17,6 @@ PACKAGE = "marl_plugins."
 BUILT_IN = (
     "agents",
     "cases",
-    "corrections",
     "ema",
     "filtering",
     "gae",

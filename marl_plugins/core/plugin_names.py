@@ -60,7 +60,6 @@ BUILTINS = (
     "marl_plugins.builtin.external",
     "marl_plugins.builtin.upstream",
     "marl_plugins.builtin.behaviour",
-    "marl_plugins.corrections",
     "marl_plugins.filtering",
     "marl_plugins.ema",
     "marl_plugins.reward_model",

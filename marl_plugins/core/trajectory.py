@@ -143,19 +143,6 @@ class Generation:
         return versions
 
 
-@dataclass(frozen=True)
-class Correction:
-    """A correction: the answer that an action should have been.
-
-    Args:
-        coef: Of the cross-entropy on the text that is added to the policy's loss
-            (marl_plugins.corrections).
-    """
-
-    text: str
-    coef: float
-
-
 @dataclass(eq=False)
 class SampledAction:
     """The part of an action that was shown and sampled. It is trained on as it is, and cannot be
@@ -235,8 +222,6 @@ class Action(SampledAction):
     composes a reward."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What plugins record with the action (JSON values), each under its name."""
-    correction: Correction | None = None
-    """What it should have been, to be trained on in addition; written by `marl_credit`."""
     returns: float | None = None
     """The reward summed over the return scope; written by the estimator's scope."""
     advantage: float | None = None

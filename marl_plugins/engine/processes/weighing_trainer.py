@@ -38,8 +38,6 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
     filtered (models/loss.py:241-244).
     """
 
-    last: dict[str, Any]
-    """The names and weights of the metrics of the last micro-batch of rows."""
     extensions: Sequence[Extension] = ()
     actor_loss_fn: Any
 
@@ -83,7 +81,6 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
             tokens or ZERO_WEIGHT,
             total or ZERO_WEIGHT,
         )
-        self.last = {"metrics": dict.fromkeys(status["metrics"], 0.0), "weights": status["weights"]}
         return status
 
 

@@ -18,8 +18,6 @@ from marl_plugins.engine.processes.launch import TrainingProcesses
 from marl_plugins.engine.processes.upstream_trainer import ranks_of
 from marl_plugins.engine.runtime.experience import (
     Experience,
-    ExtensionCall,
-    ExtraSequences,
     PreparedExperience,
     make_experience_batch,
     tree_experience,
@@ -30,7 +28,6 @@ from marl_plugins.engine.runtime.layout import (
     Limit,
     MicroBatch,
     Order,
-    combined,
     plan_layout,
 )
 
@@ -148,13 +145,11 @@ class RankBatches:
     Args:
         parts: The sequences of each rank as one batch; the last one weighs nothing.
         epochs: By rank, the micro-batches of each epoch, as indices of its sequences.
-        calls: What extensions are asked to do before the fit.
     """
 
     layout: Layout
     parts: list[Experience]
     epochs: list[list[list[MicroBatch]]]
-    calls: tuple[ExtensionCall, ...] = ()
 
 
 def rank_batches(
@@ -164,9 +159,8 @@ def rank_batches(
     limit: Limit,
     seed: int,
     epochs: int,
-    extra: ExtraSequences | None = None,
 ) -> RankBatches:
-    """Divides the sequences of rows, and the extra ones, into micro-batches of each rank."""
+    """Divides the sequences of rows into micro-batches of each rank."""
     order = upstream_order(seed, epochs)
     layout = lay_out(prepared.sequences, ranks, steps, limit, order, epochs)
     filler = weightless(min(prepared.items, key=lambda item: len(item.sequences)))
@@ -176,12 +170,6 @@ def rank_batches(
         )
         for tree in layout.trees
     ]
-    calls: tuple[ExtensionCall, ...] = ()
-    more = plan_layout(extra.lengths, ranks, layout.steps, limit, epochs=epochs) if extra else None
-    if extra is not None and more is not None:
-        placed, calls = extra.placed(more, epochs, filler)
-        items += placed
-        layout = combined(layout, more)
     parts = [
         make_experience_batch([copy.copy(i) for i in (*(items[n] for n in share), filler)])
         for share in layout.ranks
@@ -190,7 +178,7 @@ def rank_batches(
         [[batch or (len(share),) for batch in epoch[rank]] for epoch in layout.epochs]
         for rank, share in enumerate(layout.ranks)
     ]
-    return RankBatches(layout, parts, batches, calls)
+    return RankBatches(layout, parts, batches)
 
 
 async def hand_out(
@@ -206,14 +194,14 @@ async def hand_out(
     next fit, and returns the layout.
 
     Args:
-        of_policy: The critic gets all rows, nothing extra, and has no extensions.
+        of_policy: The critic gets all rows, and has no extensions.
     """
     args, doing = processes.args, f"was given its rows in step {step}"
     seed = derive_seed(args.train.seed, "fit", step, processes.policy)
     limit, epochs = batching.limit("train"), args.train.max_epochs
-    rows, extra = (prepared.for_policy, prepared.extra) if of_policy else (prepared, None)
+    rows = prepared.for_policy if of_policy else prepared
     batches = await in_daemon_thread(
-        rank_batches, rows, ranks_of(group), steps, limit, seed, epochs, extra
+        rank_batches, rows, ranks_of(group), steps, limit, seed, epochs
     )
     await processes.await_work(
         doing,
@@ -221,7 +209,7 @@ async def hand_out(
         *group.async_run_method_batch("lay_out", epochs=batches.epochs),
         *group.async_run_method("prepare_fit", batches.layout.accumulation, seed),
     )
-    for call in (*batches.calls, *prepared.calls) if of_policy else ():
+    for call in prepared.calls if of_policy else ():
         await processes.extension(call.extension, call.method, *call.arguments)
     return batches.layout
 

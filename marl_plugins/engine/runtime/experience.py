@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +33,6 @@ from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, TokenTree, sequences_of
 from marl_plugins.core.trajectory import Action
-from marl_plugins.engine.runtime.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -150,28 +149,6 @@ class ExtensionCall:
     arguments: tuple[Any, ...] = ()
 
 
-class ExtraSequences(Protocol):
-    """Sequences that are trained in the optimiser steps of a policy's rows, in micro-batches of
-    their own."""
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Tokens of each."""
-
-    def placed(
-        self, layout: Layout, epochs: int, like: Experience
-    ) -> tuple[list[Experience], tuple[ExtensionCall, ...]]:
-        """Returns one experience each, without padding and with numbers in `info`, and what
-        extensions are asked to do before the fit.
-
-        Args:
-            layout: Their micro-batches; an optimiser step is a window of `layout.accumulation` of
-                them.
-            like: An experience of the rows, of no weight: an extra one has tensors of the same
-                names.
-        """
-
-
 @dataclass(frozen=True)
 class PreparedExperience:
     """Rows of one policy with their advantages, ready for an update.
@@ -187,7 +164,6 @@ class PreparedExperience:
             gradients; its critic gets all.
         calls: What extensions are asked to do after `prepare_fit`, before the policy's fit
             (`hand_out` in batching.py).
-        extra: Sequences with micro-batches of their own in the same optimiser steps.
         metrics: Numbers of the update that replace upstream's, where that sees only a part of the
             rows.
     """
@@ -201,7 +177,6 @@ class PreparedExperience:
     last: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     excluded: frozenset[int] = frozenset()
     calls: tuple[ExtensionCall, ...] = ()
-    extra: ExtraSequences | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def reweighed(self, weights: Mapping[Row, float]) -> PreparedExperience:
@@ -249,22 +224,14 @@ class PreparedExperience:
 
 
 class PreparedSnapshot:
-    """The state of prepared values that a part of the step may not change: whose rows they are, and
-    what the model is shown.
+    """The state of prepared values that a part of the step may not change: whose rows they are.
 
     Args:
-        prepared: Before the part has them. A tensor is known by its identity and PyTorch's count of
-            its changes.
+        prepared: Before the part has them.
     """
 
     def __init__(self, prepared: Sequence[PreparedExperience]):
         self._rows = {p.policy: Counter(p.rows) for p in prepared}
-        self._shown = {p.policy: Counter(map(self._of, p.items)) for p in prepared}
-
-    @staticmethod
-    def _of(item: Experience) -> tuple[tuple[Tensor, int], ...]:
-        tensors = (item.sequences, item.action_mask, item.rollout_log_probs)
-        return tuple((tensor, tensor._version) for tensor in tensors)
 
     def changed(self, prepared: Sequence[PreparedExperience]) -> str:
         """Returns what is not as it was, as the middle of a sentence; empty where all is."""
@@ -277,17 +244,6 @@ class PreparedSnapshot:
                         f"{verb} {difference.total()} rows of policy {policy!r}, the first "
                         f"{next(iter(difference)).name}"
                     )
-            items, shown = now[policy].items, self._shown[policy]
-            if len(items) != shown.total():
-                return (
-                    f"changed the number of sequences of policy {policy!r} from {shown.total()} "
-                    f"to {len(items)}"
-                )
-            if wrong := next((item for item in items if self._of(item) not in shown), None):
-                return (
-                    f"changed ids, mask or sampled log-probs of sequence {wrong.prompts[0]!r} "
-                    f"of policy {policy!r}"
-                )
         return ""
 
 

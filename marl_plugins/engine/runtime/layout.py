@@ -16,7 +16,7 @@ which keeps padding small.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 Tree = Sequence[int]
 """Indices of sequences that go through the model as one (core/sequences.py); or of a single one."""
@@ -246,31 +246,3 @@ def _batches(
             batches.append([index])
             totals.append(lengths[index])
     return [tuple(batch) for batch in batches]
-
-
-def combined(first: Layout, second: Layout) -> Layout:
-    """Combines two layouts for the same ranks into the same optimiser steps: in each the first's
-    micro-batches, then the second's.
-
-    Indices of the second's sequences follow those of the first's. Its K may be smaller: later steps
-    have none of its sequences.
-    """
-    count = sum(map(len, first.ranks))
-    ranks = tuple(
-        (*mine, *(count + i for i in more))
-        for mine, more in zip(first.ranks, second.ranks, strict=True)
-    )
-    epochs = []
-    for ours, theirs in zip(first.epochs, second.epochs, strict=True):
-        epoch = []
-        for mine, more, batches in zip(first.ranks, theirs, ours, strict=True):
-            shifted = [tuple(len(mine) + i for i in batch) for batch in more]
-            windows: list[MicroBatch] = []
-            for step in range(first.steps):
-                added = shifted[step * second.accumulation : (step + 1) * second.accumulation]
-                windows += batches[step * first.accumulation : (step + 1) * first.accumulation]
-                windows += added or [()] * second.accumulation
-            epoch.append(tuple(windows))
-        epochs.append(tuple(epoch))
-    accumulation = first.accumulation + second.accumulation
-    return replace(first, ranks=ranks, accumulation=accumulation, epochs=tuple(epochs))
