@@ -94,8 +94,7 @@ class GuardedPart(StepPart):
         """Checks what policies are to be updated with.
 
         Raises:
-            RunPaused: It is not made of the rows that were given, or what the model is shown has
-                changed.
+            RunPaused: It is not made of the rows that were given.
             RunEnded: A policy has two, or one of another version's rows.
         """
         who = f"plugin {self.plugin}: {HOOK}"
