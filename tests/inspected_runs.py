@@ -61,10 +61,7 @@ def trajectory(rng, step, task, sample, text=None, actions=None):
     made = Trajectory(
         Task(task, f"prompt of {task}", "42", {"type": f"kind{int(task[1:]) % 2}"}), sample, step
     )
-    diff = "--- a/out.csv\n+++ b/out.csv\n@@ -1 +1 @@\n-41\n+42\n"
-    call = ToolResult(
-        "python", "print(6*7)", "42", True, 0.12, start=0.5, files=("out.csv",), diff=diff
-    )
+    call = ToolResult("python", "print(6*7)", "42", True, 0.12, start=0.5, files=("out.csv",))
     plan = action(rng, "planner", "planner.00000001", text=text or f"plan of {task} with boxes")
     first = action(
         rng,

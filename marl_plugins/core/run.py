@@ -198,7 +198,7 @@ class Run(RecipeFiles):
         advantages: What makes the advantages; None but in `marl_configure` of a plan without other
             problems.
         warnings: What is worth knowing before the run starts.
-        max_steps, max_idle_steps, max_lag, file_diffs: As on the command line.
+        max_steps, max_idle_steps, max_lag: As on the command line.
     """
 
     args: SimpleNamespace
@@ -220,7 +220,6 @@ class Run(RecipeFiles):
     max_steps: int | None = None
     max_idle_steps: int = MOST_IDLE_STEPS
     max_lag: int | None = None
-    file_diffs: int = 0
     _states: dict[type, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property

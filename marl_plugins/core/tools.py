@@ -323,4 +323,4 @@ class OpenTools:
                     result, ok=False, output=f"{result.output}\n{error}".lstrip("\n"), files=()
                 )
             self._trajectory.files = workspace.files
-            return replace(result, files=written, diff=workspace.diff)
+            return replace(result, files=written)

@@ -78,8 +78,6 @@ class ToolResult:
         ok: False when the agent's own call failed (its code raised, ran too long, ...).
         seconds: How long it worked; where a tool does not say, how long the call took.
         files: Names of the files that the call left behind; in a workspace, of those that it wrote.
-        diff: What the call changed in the workspace's files, as a unified diff; empty where that is
-            not recorded (`--file_diffs`).
         start: When the call was made, as in `Action`; None: no tool was called, because there is
             none of that name or a limit was reached.
         failure: Kind of the infrastructure failure to which the call was lost; `cancelled` where
@@ -94,7 +92,6 @@ class ToolResult:
     files: tuple[str, ...] = ()
     start: float | None = None
     failure: str = ""
-    diff: str = ""
 
     @property
     def status(self) -> str:

@@ -37,9 +37,6 @@ class Workspace(Protocol):
 
     turn: asyncio.Lock
     """Held during a call, so that what appears meanwhile is that call's."""
-    diff: str
-    """What the last call has changed, as a unified diff; empty where that is not recorded
-    (`engine/runtime/file_diffs.py`)."""
 
     @property
     def files(self) -> tuple[File, ...]:

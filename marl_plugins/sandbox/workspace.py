@@ -79,7 +79,6 @@ class ProgramWorkspace:
         self._opening: asyncio.Task[Path] | None = None
         self._known: dict[str, _KnownFile] = {}
         self.turn = asyncio.Lock()
-        self.diff = ""
 
     @property
     def files(self) -> tuple[File, ...]:

@@ -219,6 +219,6 @@ def texts_of(trajectory: Trajectory) -> Iterator[str]:
     for action in trajectory.actions:
         yield from (action.text, action.explanation, *(text for _, text in action.shown))
         for result in action.tool_results:
-            yield from (result.call, result.output, result.diff)
+            yield from (result.call, result.output)
     for result in trajectory.tool_results:
-        yield from (result.call, result.output, result.diff)
+        yield from (result.call, result.output)

@@ -235,13 +235,12 @@ def events_of(action: Mapping[str, Any], created: datetime) -> Iterator[Event]:
         **when(start),
     )
     for n, call in enumerate(action["tools"]):
-        arguments = {"call": call["call"], **({"diff": call["diff"]} if call.get("diff") else {})}
         failed = call["status"] != "ok"
         at_call = when(start if call.get("start") is None else call["start"])
         yield ToolEvent(
             id=f"{name}-{n}",
             function=call["tool"],
-            arguments=arguments,
+            arguments={"call": call["call"]},
             result=call["output"],
             failed=failed,
             **at_call,

@@ -19,8 +19,6 @@ COLUMNS = (
 )
 """Columns of a list with their widths in characters; `low A` is the lowest advantage of an action,
 `out` the number of actions that were left out of training."""
-DIFF_STYLES = {"+": "green", "-": "red", "@": "dim"}
-"""By the first character of a diff's line; the character itself says the same without colours."""
 HEADER = " ".join(f"{name:<{width}}" for name, width in COLUMNS) + " failure, prompt"
 
 
@@ -160,10 +158,6 @@ def tool_text(call: Mapping[str, Any], who: str) -> Text:
     text.append(inert(call["call"]) + "\n", "default not bold")
     text.append("── it answered\n", "bold yellow")
     text.append(inert(call["output"]) + "\n", "default not bold")
-    if call.get("diff"):
-        text.append("── it changed files\n", "bold yellow")
-        for line in call["diff"].splitlines():
-            text.append(inert(line) + "\n", DIFF_STYLES.get(line[:1], "default not bold"))
     return text
 
 

@@ -296,7 +296,6 @@ def draft_run(request: PlanRequest, flags: Flags) -> Run:
         max_steps=request.options.max_steps,
         max_idle_steps=request.options.max_idle_steps,
         max_lag=request.options.max_lag,
-        file_diffs=request.options.file_diffs,
     )
 
 

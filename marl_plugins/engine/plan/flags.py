@@ -164,14 +164,6 @@ def own_parser() -> upstream_cli.UpstreamParser:
         help="do not record the trainer's log-probs in trajectories.jsonl; the engine's always are",
     )
     add(
-        "--file_diffs",
-        type=at_least(0),
-        default=0,
-        metavar="CHARACTERS",
-        help="record what each tool call changed in the workspace's files, as a unified diff of at "
-        "most so many characters; 0: names and sizes only",
-    )
-    add(
         "--logger.trajectories",
         dest="logged_trajectories",
         type=at_least(0),

@@ -45,8 +45,8 @@ ACTION = {
 """By key of an action's record, the attribute."""
 RARE = ("call", "extends", "offered", "thought", "defused", "replayed")
 """Attributes of an action that are left out of its record where they are the default."""
-TOOL = ("tool", "call", "output", "ok", "failure", "start", "seconds", "diff")
-"""Of a call of a tool, the same; failure and diff are left out where they are empty."""
+TOOL = ("tool", "call", "output", "ok", "failure", "start", "seconds")
+"""Of a call of a tool, the same; failure is left out where it is empty."""
 SCHEMA_VERSION = 1
 """Version of the records in `trajectories.jsonl`."""
 
@@ -205,8 +205,6 @@ def _tool_record(result: ToolResult) -> dict[str, Any]:
     values = {name: getattr(result, name) for name in TOOL}
     if not result.failure:
         del values["failure"]
-    if not result.diff:
-        del values["diff"]
     return {**values, "bytes": result.bytes, "files": list(result.files)}
 
 

@@ -27,7 +27,6 @@ from marl_plugins.core.workflow import Workflow, run_workflow
 from marl_plugins.core.workspace import Workspace
 from marl_plugins.engine.hook_faults import no_exit
 from marl_plugins.engine.manager import Plugins
-from marl_plugins.engine.runtime.file_diffs import DiffedWorkspace
 from marl_plugins.engine.runtime.roles import Cast
 
 Players = Callable[[Task, int], Mapping[str, RoleSpec]]
@@ -183,11 +182,7 @@ class Rollout:
             async with next(tool.workspaces for tool in self.tools.values() if tool.workspaces)(
                 task
             ) as workspace:
-                yield (
-                    DiffedWorkspace(workspace, self.run.file_diffs)
-                    if self.run.file_diffs
-                    else workspace
-                )
+                yield workspace
         else:
             yield None
 

@@ -102,7 +102,7 @@ function predicate(terms) {
   return (e) => whole.every((test) => test(e)) && (!each.length || e[6].some((a) => each.every((test) => test(a))));
 }
 function texts(t) {
-  const calls = (list) => list.flatMap((c) => [c.call, c.output, c.diff || ""]);
+  const calls = (list) => list.flatMap((c) => [c.call, c.output]);
   return [t.prompt, t.answer || "", t.detail, ...calls(t.tools), ...t.actions.flatMap((a) => [a.text, a.explanation, ...a.shown.map((m) => m[1]), ...calls(a.tools)])];
 }
 async function select(terms) {
@@ -187,14 +187,7 @@ function choose(action) {
   go({ ...open, action }, terms);
 }
 function toolCall(call, who) {
-  return [el("h3", {}, `${who} ${call.tool} (${call.status}, ${number(call.seconds)} s)`), el("pre", {}, call.call), el("h3", {}, "it answered"), el("pre", {}, call.output), ...(call.diff ? [el("h3", {}, "it changed files"), diffOf(call.diff)] : [])];
-}
-function diffOf(text) {
-  const lines = text.replace(/\n$/, "").split("\n").map((line) => el("span", { class: { "+": "plus", "-": "less", "@": "note" }[line[0]] }, line + "\n"));
-  return el("pre", { class: "diff" }, ...lines);
-}
-function diff(file) {
-  return [el("h3", {}, `changed ${file.path}`), el("pre", {}, file.diff)];
+  return [el("h3", {}, `${who} ${call.tool} (${call.status}, ${number(call.seconds)} s)`), el("pre", {}, call.call), el("h3", {}, "it answered"), el("pre", {}, call.output)];
 }
 function note(value) {
   if (typeof value === "string") return value;
@@ -228,7 +221,7 @@ function fill(card, t, a, tok) {
   const criteria = a.notes.coach && a.notes.coach.criteria, begin = a.times;
   card.append(
     ...a.shown.flatMap(([role, text]) => [el("h3", {}, `shown (${role})`), el("pre", {}, text)]),
-    el("h3", {}, "said"), said(a, tok), ...a.tools.flatMap((c) => toolCall(c, "called")), ...(a.changes || []).flatMap(diff),
+    el("h3", {}, "said"), said(a, tok), ...a.tools.flatMap((c) => toolCall(c, "called")),
     fields([["policy", `${a.policy}, version ${a.version}${(a.newer || []).map(([n, v]) => `, ${v} from token ${n + 1} on`).join("")}, turn ${a.turn}`], ["saw", a.parents.join(", ") || "the task alone"], ["continues", a.continues], ["words", a.replayed ? "given, not sampled" : null],
       ["tokens", `${a.tokens_shown} shown, ${a.tokens_sampled} sampled, finish ${a.finish}`], ["times", `asked at ${number(begin[0])} s, answered at ${number(begin[1])} s, tools done at ${number(begin[2])} s`],
       ["score", a.score === null ? a.unscored : number(a.score, 3)], ["criteria", criteria && note(criteria)], ["explanation", a.explanation], ["reward", a.reward === null ? null : signed(a.reward)],
