@@ -3,8 +3,8 @@
 [--samples N]`.
 
 One policy, one role, one turn: upstream's own flags alone run upstream's trainer, and with
-`--plugin marl_plugins.reinforce_pp` ours, both with the CPU support of engine/hosts/cpu.py. 64
-prompts a step in the model's chat template (ours has no other), at most 32 tokens, a reward
+`--plugin marl_plugins.builtin.reinforce_pp` ours, both with the CPU support of engine/hosts/cpu.py.
+64 prompts a step in the model's chat template (ours has no other), at most 32 tokens, a reward
 function in Python; 14 steps in turn. A run's later step is the mean time between the lines that its
 steps print, because Ray hands on upstream's lines ten times a second; the start-up ends with the
 first step's. About two minutes for two rounds of the tiny model. With `--trees` there is a third
@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-OURS, OUR_STEP = ["--plugin", "marl_plugins.reinforce_pp"], re.compile(r"^ *(\d+)/\d+ ")
+OURS, OUR_STEP = ["--plugin", "marl_plugins.builtin.reinforce_pp"], re.compile(r"^ *(\d+)/\d+ ")
 LOOPS = {
     "ours": (OURS, OUR_STEP),
     "upstream": (["--data.apply_chat_template"], re.compile(r"Global step (\d+):")),

@@ -6,12 +6,10 @@ each name is. A name is imported from where it lies when it is first asked for. 
 change from one release to the next. `marl_plugins.core.hookspecs` is the reference of the hooks.
 """
 
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from marl_plugins.core.moved import MovedModules
 from marl_plugins.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -236,8 +234,6 @@ OFFERED = {
 }
 """The names that are offered, by the module in which each lies; above for type checkers."""
 MODULE_OF = {name: f"marl_plugins.{module}" for module, names in OFFERED.items() for name in names}
-
-sys.meta_path.insert(0, MovedModules())
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """A pytest plugin, and a helper of subprocesses: modules that `MARL_HIDDEN` names cannot be found,
 as if their files were deleted.
 
-MARL_HIDDEN=marl_plugins.tools.mcp python -m pytest -p hiding tests/test_plan.py
+MARL_HIDDEN=marl_plugins.builtin.tools.mcp python -m pytest -p hiding tests/test_plan.py
 """
 
 import os
@@ -22,10 +22,10 @@ class Hiding(PathFinder):
 sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
 
 if Hiding.hidden:  # plugins are found by their files, too
-    from marl_plugins.core import moved, plugin_names
+    from marl_plugins.core import plugin_names
 
     def shown(names):
-        return tuple(name for name in names if moved.present_name(name) not in Hiding.hidden)
+        return tuple(name for name in names if name not in Hiding.hidden)
 
     plugin_names.SHIPPED = shown(plugin_names.SHIPPED)
     plugin_names.BUILTINS = shown(plugin_names.BUILTINS)

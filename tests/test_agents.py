@@ -1167,7 +1167,7 @@ def test_rewards_of_a_program_are_scores_of_actions(recipe):
     text = (recipe / "recipe.yaml").read_text()
     (recipe / "recipe.yaml").write_text(text.replace("agent.py}", "agent.py, rewards: [-1, 1]}"))
     plan = build_plan(["--recipe", str(recipe)])
-    assert plan.plugins.owners("marl_score_action", plan.run) == ["marl_plugins.agents"]
+    assert plan.plugins.owners("marl_score_action", plan.run) == ["marl_plugins.builtin.agents"]
 
 
 @pytest.mark.parametrize("words", ["./run.py", f"{sys.executable}, run.py"])

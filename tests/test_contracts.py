@@ -35,27 +35,27 @@ class TestFilter(PlannedOnce):
 
 
 class TestReinforce(PlannedOnce):
-    plugin = "marl_plugins.reinforce_pp"
+    plugin = "marl_plugins.builtin.reinforce_pp"
     flags = ("--reinforce_pp.normalise", "role")
 
 
 class TestFlashReinforce(PlannedOnce):
-    plugin = "marl_plugins.reinforce_pp"
+    plugin = "marl_plugins.builtin.reinforce_pp"
     flags = ("--algo.advantage.estimator", "flash_reinforce")
 
 
 class TestGroupNorm(PlannedOnce):
-    plugin = "marl_plugins.groups"
+    plugin = "marl_plugins.builtin.groups"
     flags = ("--algo.advantage.estimator", "group_norm", *GROUPS)
 
 
 class TestRloo(PlannedOnce):
-    plugin = "marl_plugins.groups"
+    plugin = "marl_plugins.builtin.groups"
     flags = ("--algo.advantage.estimator", "rloo", *GROUPS)
 
 
 class TestGae(PlannedOnce):
-    plugin = "marl_plugins.gae"
+    plugin = "marl_plugins.builtin.gae"
     flags = ("--algo.advantage.estimator", "gae")
 
 
@@ -73,7 +73,7 @@ class TestRecipesPlugin(PlannedOnce):
 class TestPythonTool(PlannedOnce):
     """It starts processes."""
 
-    plugin = "marl_plugins.tools.python"
+    plugin = "marl_plugins.builtin.tools.python"
     calls: ClassVar = {"python": ["print(1 + 1)", "import math\nprint(math.pi)"]}
     bad_calls: ClassVar = {"python": ["1 / 0", "print("]}
     answers: ClassVar = {"python": ["So:\n```python\nprint(1 + 1)\n```\n"]}

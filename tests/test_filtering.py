@@ -212,7 +212,7 @@ def test_streaming_needs_to_know_a_steps_tasks(tmp_path):
         planned(tmp_path, "--plugin", "marl_plugins.streaming")
 
 
-@pytest.mark.parametrize("parts", [["filtering"], ["curriculum"]])
-def test_tasks_are_not_chosen_before_the_step_before_is_trained(tmp_path, parts):
-    with refused(("async.batch", f"marl_plugins.{parts[0]}", "train.async_enable")):
-        planned(tmp_path, "--train.async_enable", parts=parts)
+@pytest.mark.parametrize("plugin", ["builtin.filtering", "curriculum"])
+def test_tasks_are_not_chosen_before_the_step_before_is_trained(tmp_path, plugin):
+    with refused(("async.batch", f"marl_plugins.{plugin}", "train.async_enable")):
+        planned(tmp_path, "--train.async_enable", parts=[plugin.rpartition(".")[2]])

@@ -88,7 +88,7 @@ def rows():
 
 def test_every_plugin_that_a_user_names_is_in_the_table():
     named = {f"marl_plugins.{name}" for name, _ in rows()}
-    assert named == {*SHIPPED} - {*BUILTINS, "marl_plugins.viewer"}
+    assert named == {*SHIPPED} - {*BUILTINS, "marl_plugins.commands.inspect"}
 
 
 @pytest.mark.parametrize(("name", "words"), [row for row in rows() if row[1]])

@@ -649,7 +649,10 @@ COMMANDS = {
     "recipe of a folder without one": typed("train --recipe prompts", "recipe.none"),
     "resume without a folder": typed("train --resume", "resume.folder"),
     "plugin alone": typed(
-        "train --plugin marl_plugins.routing", "models.none, agent", "scores.none", "tasks.none"
+        "train --plugin marl_plugins.builtin.routing",
+        "models.none, agent",
+        "scores.none",
+        "tasks.none",
     ),
     "evaluation without tasks": typed("eval --recipe .", "tasks.none_held_out"),
     "copy over a folder": typed("recipes copy . prompts", "files.exists, prompts"),

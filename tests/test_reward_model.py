@@ -109,7 +109,7 @@ def test_the_plan_shows_its_devices_and_what_it_scores(tmp_path, models):
     described = describe(plan)
     assert described["devices"]["reward model"] == 3
     assert described["devices_together"] == sum(described["devices"].values())
-    assert described["scores"]["outcomes"] == "marl_plugins.reward_model"
+    assert described["scores"]["outcomes"] == "marl_plugins.builtin.reward_model"
     assert "(r + 10) / 20" in described["reward model"]
     assert [w.code for w in plan.run.warnings if w.code.startswith("reward_model")] == [
         "reward_model.short"
@@ -233,7 +233,7 @@ def test_without_a_grader_it_scores_evaluations_too(tmp_path, models):
 
 def test_every_action_of_a_role_is_scored_after_its_conversation(tmp_path, models):
     plan = plan_of(tmp_path, models["same"], "--reward_model.roles", "critic")
-    assert describe(plan)["scores"]["actions"] == "marl_plugins.reward_model"
+    assert describe(plan)["scores"]["actions"] == "marl_plugins.builtin.reward_model"
     run_planned(plan)
     trained = recorded(plan, "trajectories.jsonl")
     for t in trained:

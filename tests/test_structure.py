@@ -71,7 +71,6 @@ INDIRECT = {
     "engine/manager.py",
     "commands/__init__.py",
     "core/loading.py",
-    "core/moved.py",
     "engine/processes/cluster.py",
     "sandbox/fork_server.py",
 }

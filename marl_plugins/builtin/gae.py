@@ -65,7 +65,8 @@ class Gae(WhitenedAdvantages):
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
     add_scope_flag(
-        parser.add_argument_group("generalised advantage estimation (marl_plugins.gae)"), "gae"
+        parser.add_argument_group("generalised advantage estimation (marl_plugins.builtin.gae)"),
+        "gae",
     )
 
 

@@ -218,7 +218,7 @@ def mean_of_others(
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("group baselines (marl_plugins.groups)")
+    group = parser.add_argument_group("group baselines (marl_plugins.builtin.groups)")
     group.add_argument(
         "--groups.by",
         choices=["task", "task+role", "task+role+turn"],

@@ -97,7 +97,7 @@ ESTIMATORS = ("reinforce", "flash_reinforce")
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("REINFORCE++ (marl_plugins.reinforce_pp)")
+    group = parser.add_argument_group("REINFORCE++ (marl_plugins.builtin.reinforce_pp)")
     add_scope_flag(group, "reinforce_pp")
     group.add_argument(
         "--reinforce_pp.normalise",

@@ -11,7 +11,6 @@ from types import ModuleType
 
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.moved import present_name
 from marl_plugins.core.problems import Problem, at
 
 HOOK = "marl_commands"
@@ -54,7 +53,7 @@ def loaded_commands(plugin: str) -> Sequence[Command]:
 def source_of(plugin: str) -> str | None:
     """Returns the source of a plugin's module; None where there is none to be read."""
     try:
-        spec = importlib.util.find_spec(present_name(plugin))
+        spec = importlib.util.find_spec(plugin)
         return (
             Path(spec.origin).read_text("utf-8")
             if spec and spec.origin and spec.origin.endswith(".py")

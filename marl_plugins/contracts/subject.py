@@ -12,7 +12,6 @@ from unittest import SkipTest
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load
-from marl_plugins.core.plugin_names import name_of
 from marl_plugins.engine.plan.build import build_plan
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Subject:
         return (
             str(Path(self.plugin).resolve())
             if self.plugin.endswith(".py")
-            else name_of(self.module.__name__)
+            else self.module.__name__
         )
 
     def _own(self, plan: Plan, hook: str, **arguments: Any) -> Any:

@@ -412,7 +412,7 @@ def marl_step(run: Run, step: Step) -> StepPart | None:
 def marl_generate(run: Run, call: Call, engines: Engines) -> Awaitable[Generation] | None:
     """Answer one request of a role by the engines of its policy. *around, async*; once per action,
     and for each question of a plugin (`run.ask`), whose `call.role` is empty. Built-in:
-    `marl_plugins.routing`, the least loaded engine.
+    `marl_plugins.builtin.routing`, the least loaded engine.
 
     Raise `InfrastructureFailure` when no engine can answer.
 
@@ -548,7 +548,7 @@ def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Chained[Row]:  # t
 @hook("first")
 def marl_estimator(run: Run) -> Estimator | None:
     """The advantage estimator. *first*; once at start. Built-in: by `--algo.advantage.estimator`,
-    `marl_plugins.reinforce_pp` (`reinforce`, `flash_reinforce`), `.groups` (`rloo`,
+    `marl_plugins.builtin.reinforce_pp` (`reinforce`, `flash_reinforce`), `.groups` (`rloo`,
     `reinforce_baseline`, `dr_grpo`, `group_norm`) or `.gae`. See [An estimator](#an-estimator).
 
         @hookimpl

@@ -10,18 +10,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from marl_plugins.core.moved import present_name
-
 GROUP = "marl_plugins"
 """Entry points of this group are names of plugins."""
 SHIPPED = (
     "marl_plugins.coach",
     "marl_plugins.reward_backprop",
     "marl_plugins.rewards",
-    "marl_plugins.routing",
-    "marl_plugins.reinforce_pp",
-    "marl_plugins.groups",
-    "marl_plugins.gae",
+    "marl_plugins.builtin.routing",
+    "marl_plugins.builtin.reinforce_pp",
+    "marl_plugins.builtin.groups",
+    "marl_plugins.builtin.gae",
     "marl_plugins.rae",
     "marl_plugins.opponent_pool",
     "marl_plugins.balance",
@@ -40,29 +38,29 @@ SHIPPED = (
     "marl_plugins.continuous",
     "marl_plugins.old_logprobs",
     "marl_plugins.determinism",
-    "marl_plugins.viewer",
+    "marl_plugins.commands.inspect",
 )
 """The capabilities in this package that a user names."""
 BUILTINS = (
     "marl_plugins.builtin.recipe",
-    "marl_plugins.graph",
-    "marl_plugins.cases",
-    "marl_plugins.agents",
+    "marl_plugins.builtin.graph",
+    "marl_plugins.builtin.cases",
+    "marl_plugins.builtin.agents",
     "marl_plugins.environments",
-    "marl_plugins.tools.python",
-    "marl_plugins.tools.sql",
-    "marl_plugins.tools.search",
-    "marl_plugins.tools.mcp",
-    "marl_plugins.routing",
-    "marl_plugins.reinforce_pp",
-    "marl_plugins.groups",
-    "marl_plugins.gae",
+    "marl_plugins.builtin.tools.python",
+    "marl_plugins.builtin.tools.sql",
+    "marl_plugins.builtin.tools.search",
+    "marl_plugins.builtin.tools.mcp",
+    "marl_plugins.builtin.routing",
+    "marl_plugins.builtin.reinforce_pp",
+    "marl_plugins.builtin.groups",
+    "marl_plugins.builtin.gae",
     "marl_plugins.builtin.external",
     "marl_plugins.builtin.upstream",
     "marl_plugins.builtin.behaviour",
-    "marl_plugins.filtering",
-    "marl_plugins.ema",
-    "marl_plugins.reward_model",
+    "marl_plugins.builtin.filtering",
+    "marl_plugins.builtin.ema",
+    "marl_plugins.builtin.reward_model",
     "marl_plugins.builtin.rehearsal",
 )
 """Always active and asked last: what a run does where no named plugin answers."""
@@ -72,18 +70,9 @@ def found() -> list[str]:
     """Returns the names of the plugins that are found: shipped ones, built-in ones and entry
     points."""
     package = Path(__file__).resolve().parents[1]
-    places = {
-        name: package.joinpath(*present_name(name).split(".")[1:]) for name in (*SHIPPED, *BUILTINS)
-    }
+    places = {name: package.joinpath(*name.split(".")[1:]) for name in (*SHIPPED, *BUILTINS)}
     own = [name for name, place in places.items() if _is_there(place)]
     return list(dict.fromkeys([*own, *entry_points()]))
-
-
-def name_of(module: str) -> str:
-    """Returns the name of the plugin that a module is: a built-in one keeps the name it had before
-    its module moved."""
-    names = {present_name(name): name for name in (*SHIPPED, *BUILTINS)}
-    return names.get(module, module)
 
 
 def entry_points() -> list[str]:

@@ -26,7 +26,7 @@ from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused
 from marl_plugins.core.hookspecs import KINDS, Purpose
 from marl_plugins.core.loading import load, present, users_code, version_of
 from marl_plugins.core.loading import load_file as load_file  # copied recipes import it from here
-from marl_plugins.core.plugin_names import BUILTINS, name_of
+from marl_plugins.core.plugin_names import BUILTINS
 from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.steps import Step, StepPart
 from marl_plugins.core.trajectory import Task
@@ -436,9 +436,7 @@ def with_requirements(names: Iterable[str], problems: list[Problem]) -> dict[str
         except ConfigurationError as error:
             problems.extend(problem.within(plugin=wanted_by or ()) for problem in error.problems)
             return
-        canonical = (
-            name_of(module.__name__) if not name.endswith(".py") else str(Path(name).resolve())
-        )
+        canonical = str(Path(name).resolve()) if name.endswith(".py") else module.__name__
         if canonical in modules:
             return
         requires = getattr(module, "requires", ())

@@ -33,11 +33,11 @@ class Flag(NamedTuple):
     plugin: str = ""
 
 
-_FILTERING = "marl_plugins.filtering"
-_EMA = "marl_plugins.ema"
+_FILTERING = "marl_plugins.builtin.filtering"
+_EMA = "marl_plugins.builtin.ema"
 _LORA = "with --plugin marl_plugins.adapters"
 _VLM = "roles see text: see What was tried"
-_REWARD_MODEL = "marl_plugins.reward_model"
+_REWARD_MODEL = "marl_plugins.builtin.reward_model"
 _SEQUENCE = "on GPUs, with packing; ring_flash_attn has not been run here yet"
 _REFERENCE = (
     "default: as many as the policy has; on CPU the reference lives in the policy's own processes"

@@ -8,7 +8,6 @@ from typing import Any
 
 from marl_plugins.core.cases import CaseSection
 from marl_plugins.core.demonstrations import WarmStartConfig
-from marl_plugins.core.plugin_names import name_of
 from marl_plugins.core.problems import as_json
 from marl_plugins.core.recipe.schema import Recipe
 from marl_plugins.core.recipe.tasks import FileTasks
@@ -212,7 +211,7 @@ def _estimator(plan: Plan) -> str:
     estimator = plan.plugins.call_while_planning("marl_estimator", run=plan.run)
     name = type(estimator).__name__
     if not is_from_plugin(estimator):
-        plugin = name_of(type(estimator).__module__)
+        plugin = type(estimator).__module__
         return f"{plan.run.args.algo.advantage.estimator} ({name} of {plugin})"
     return f"{name} of plugin {' or '.join(plan.plugins.owners('marl_estimator'))}"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from marl_plugins.core.estimators import Estimator, check_estimator
 from marl_plugins.core.failures import ConfigurationError, place_of
-from marl_plugins.core.plugin_names import BUILTINS, name_of
+from marl_plugins.core.plugin_names import BUILTINS
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.process_backend import ProcessBackend
@@ -156,4 +156,4 @@ def estimator_of(plan: Plan) -> Estimator:
 
 def is_from_plugin(estimator: object) -> bool:
     """Returns whether an estimator is not one of the built-in ones."""
-    return name_of(type(estimator).__module__) not in BUILTINS
+    return type(estimator).__module__ not in BUILTINS
