@@ -60,7 +60,6 @@ SETTINGS = {
     "swarm": {"swarm.store": "STORE", "swarm.external": "2", "swarm.peer": "alice"},
     "filter_agents_data": {"filter_agents_data.multiple": "3"},
     "continuous": {"train.async_enable": None},
-    "old_logprobs": {"train.async_enable": None},
 }
 """What gives a plugin something to do in this recipe, where its defaults do not."""
 SMALL = {

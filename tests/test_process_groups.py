@@ -61,9 +61,6 @@ def test_the_object_store_is_as_large_as_all_states():
         "verifier": 2 + 14 + 2 * 14,
     }
     assert stored(plan()) == 3 * 16 * PARAMETERS
-    queue = ["--train.async_enable", "--train.async_queue_size", "2"]
-    earlier = plan(*queue, "--plugin", "marl_plugins.old_logprobs")
-    assert stored(earlier) == 3 * (16 + 2 * 2) * PARAMETERS
     assert stored(plan("--process_groups.state_gb", "0.5")) == 5 * 10**8
 
 

@@ -36,7 +36,6 @@ SHIPPED = (
     "marl_plugins.curriculum",
     "marl_plugins.swarm",
     "marl_plugins.continuous",
-    "marl_plugins.old_logprobs",
     "marl_plugins.determinism",
     "marl_plugins.commands.inspect",
 )

@@ -492,13 +492,6 @@ class Lateness:
     steps = 0
 
 
-class EarlierWeights:
-    """Whether training processes keep the weights of each version that rows may be by; a plugin
-    sets it in `marl_configure`."""
-
-    kept = False
-
-
 class ProcessEnvironment(dict[str, str]):
     """What plugins add to the environment of all processes of the run, in `marl_configure`."""
 

@@ -10,7 +10,6 @@ from marl_plugins import Run
 
 # inside: works in the training processes
 from marl_plugins.core.recipe import tiny
-from marl_plugins.core.run import EarlierWeights, max_lag
 from marl_plugins.engine.hosts.devices import critic_gpus, engine_gpus, training_gpus
 from marl_plugins.engine.plan.estimate import parameters
 from marl_plugins.process_groups.seats import Seat, Seating
@@ -45,8 +44,7 @@ def state_bytes(run: Run) -> dict[str, float | None]:
 
     With P parameters each process has the weights, 2P bytes, and, all or its share (from ZeRO 1
     on), those in float32 and Adam's two moments, 12P; with `--train.enable_ema` all together have
-    an average in float32, 4P, and with weights of earlier versions (`EarlierWeights`) 2P for each.
-    To these come the policy's weights as engines get them, 2P, beside
+    an average in float32, 4P. To these come the policy's weights as engines get them, 2P, beside
     those that engines have, which the plan counts for every policy.
     """
     by_policy: dict[str, float | None] = {}
@@ -56,7 +54,6 @@ def state_bytes(run: Run) -> dict[str, float | None]:
             shared = 1 if args.ds.zero_stage else None
             sizes = [_size(args.actor.model_name_or_path)] * 2
             own = 6.0 if args.train.enable_ema else 2.0
-            own += 2.0 * max_lag(run) * run.state(EarlierWeights).kept
             parts = [
                 own,
                 *(
