@@ -1,14 +1,12 @@
-"""What programs cost as workflows: CPU of the run's process for a request, CPU of a program's
-start, and what 10,000 leave behind.
+"""What programs cost as workflows: CPU of the run's process for a request, and CPU of a program's
+start.
 
     python -m benchmarks.agents requests [N [ROUNDS]]  CPU of a request at the endpoint, and of the
     same call of a role, N (64) in flight; median of 3 rounds
     python -m benchmarks.agents starts [N]    CPU of a program's start: N (32) forked, and as a new
                                               process
     python -m benchmarks.agents programs [N]  N (128) programs of four requests with the plain
-    client: forked, and in one process
-    python -m benchmarks.agents many [N]      N trajectories of two requests: memory, and what is
-                                              left
+                                              client
 
 Engines are simulated. CPU times are of processes, by the kernel; wall times on a machine that
 others use say nothing. A framework for `starts` is measured where it is installed, or in the Python
@@ -25,7 +23,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,23 +41,14 @@ from marl_plugins.core.workflow import Roles, Workflow, calls_of, run_workflow
 from marl_plugins.engine.runtime.tiny_model import resolve
 
 FOUR = """
-from openai import {client}
-{made}
-{define} main(prompt, endpoint):
-    {inside}
+from openai import OpenAI
+client = OpenAI()
+def main(prompt):
     for n in range(4):
-        messages = [{{"role": "user", "content": f"{{prompt}} {{n}}"}}]
-        answer = {wait}client.chat.completions.create(model="worker", messages=messages)
+        messages = [{"role": "user", "content": f"{prompt} {n}"}]
+        answer = client.chat.completions.create(model="worker", messages=messages)
     return answer.choices[0].message.content
 """
-FORKED = FOUR.format(client="OpenAI", made="client = OpenAI()", define="def", inside="", wait="")
-SHARED = FOUR.format(
-    client="AsyncOpenAI",
-    made="",
-    define="async def",
-    inside="client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)",
-    wait="await ",
-)
 
 
 def cpu(who: int = resource.RUSAGE_SELF) -> float:
@@ -225,65 +213,17 @@ def programs_cost(
         before, own = cpu_with_children(process), cpu()
         asyncio.run(all_of(workflow, roles, range(count), actions))
         mine = cpu() - own
-        time.sleep(1.0)  # a shared process is reaped
         return mine, cpu_with_children(process) - before
 
 
 def programs(count: int) -> None:
     """CPU in all of programs with four requests each."""
     roles = {"worker": role()}
-    for how, text, shared in (("forked", FORKED, False), ("in one process", SHARED, True)):
-        mine, theirs = programs_cost(text, roles, count, 4, shared=shared)
-        print(
-            f"{how}: {theirs + mine:.1f} s of CPU, {theirs:.1f} s of the programs and {mine:.1f} s "
-            "of the run's process"
-        )
-
-
-def many(count: int) -> None:
-    """Memory of the run's process after each thousand trajectories, and what is left at the end."""
-    roles = {"worker": role()}
-    text = """
-import asyncio, json
-
-async def main(prompt, endpoint):
-    host, port = endpoint.base_url.split("/")[2].split(":")
-    body = json.dumps({"model": "worker", "messages": [{"role": "user", "content": prompt}]})
-    for _ in range(2):
-        reader, writer = await asyncio.open_connection(host, int(port))
-        head = f"POST /v1/chat/completions HTTP/1.1\\r\\nHost: {host}\\r\\n"
-        head += f"Connection: close\\r\\nContent-Length: {len(body)}\\r\\n"
-        writer.write(f"{head}Authorization: Bearer {endpoint.api_key}\\r\\n\\r\\n{body}".encode())
-        answer = await reader.read()
-        writer.close()
-    return json.loads(answer.rpartition(b"\\r\\n\\r\\n")[2])["choices"][0]["message"]["content"]
-"""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "agent.py").write_text(text)
-        workflow = AgentWorkflow(AgentConfig(file="agent.py", shared=True), Path(folder))
-        workflow.program.start()
-
-        asyncio.run(thousands(workflow, roles, count))
-        process = launched(workflow)
-        time.sleep(1.0)
-        left = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-        print(f"{len(left)} processes left")
-
-
-async def thousands(workflow: Workflow, roles: Mapping[str, RoleSpec], count: int) -> None:
-    for start in range(0, count, 500):
-        await all_of(workflow, roles, range(start, min(start + 500, count)), 2)
-        if (start + 500) % 1000 == 0:
-            with open("/proc/self/statm") as file:  # noqa: ASYNC230
-                pages = int(file.read().split()[1])
-            mib, files = (
-                pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
-                len(os.listdir("/proc/self/fd")),
-            )
-            print(
-                f"{start + 500}: {mib:.0f} MiB, {files} files, {len(asyncio.all_tasks())} tasks",
-                flush=True,
-            )
+    mine, theirs = programs_cost(FOUR, roles, count, 4)
+    print(
+        f"{theirs + mine:.1f} s of CPU, {theirs:.1f} s of the programs and {mine:.1f} s "
+        "of the run's process"
+    )
 
 
 def main() -> None:
@@ -296,8 +236,6 @@ def main() -> None:
             starts(int(rest[0]) if rest else 32)
         case ["programs", *rest]:
             programs(int(rest[0]) if rest else 128)
-        case ["many", *rest]:
-            many(int(rest[0]) if rest else 10_000)
         case _:
             print(__doc__)
 

@@ -906,29 +906,6 @@ def test_a_launcher_that_dies_is_replaced(tmp_path):
     assert killed.infrastructure_failure == "program" and fine.answer
 
 
-SHARED = """
-import asyncio, os
-
-seen = []
-
-async def main(prompt, item, endpoint):
-    seen.append(item.id)
-    if item.id == "stray":
-        os._exit(5)
-    if item.id == "hang":
-        await asyncio.sleep(60)
-    if item.id == "raise":
-        raise ValueError("on purpose")
-    def say():
-        import urllib.request, json
-        body = json.dumps({"model": "worker", "messages": [{"role": "user", "content": prompt}]}).encode()
-        headers = {"Authorization": "Bearer " + endpoint.api_key, "Content-Type": "application/json"}
-        return json.load(urllib.request.urlopen(urllib.request.Request(endpoint.base_url + "/chat/completions", body, headers)))
-    answer = (await asyncio.to_thread(say))["choices"][0]["message"]["content"]
-    return f"{os.getpid()} {len(seen)} {answer}"
-"""
-
-
 def test_waiting_for_a_place_does_not_count_against_the_deadline(tmp_path):
     slow = """
     import asyncio
@@ -936,7 +913,7 @@ def test_waiting_for_a_place_does_not_count_against_the_deadline(tmp_path):
         await asyncio.sleep(0.8)
         return "done"
     """
-    workflow = program(tmp_path, slow, shared=True, concurrency=1)
+    workflow = program(tmp_path, slow, concurrency=1)
 
     async def four():
         roles = specs("worker")
@@ -948,27 +925,7 @@ def test_waiting_for_a_place_does_not_count_against_the_deadline(tmp_path):
     assert [t.answer for t in asyncio.run(four())] == ["done"] * 4
 
 
-def test_trajectories_may_share_one_process(tmp_path):
-    workflow = program(tmp_path, SHARED, shared=True)
-
-    async def all_of(*names):
-        roles = specs("worker")
-        found = [
-            trajectory_of(workflow, roles, task=Task(name, "?"), seconds=3.0) for name in names
-        ]
-        return await asyncio.gather(*found)
-
-    first, second, raised, hung = asyncio.run(all_of("a", "b", "raise", "hang"))
-    assert first.answer.split()[0] == second.answer.split()[0]
-    assert raised.infrastructure_failure == "program" and "on purpose" in raised.detail
-    assert hung.infrastructure_failure == "deadline"
-    gone, *others = asyncio.run(all_of("stray", "hang"))
-    assert "exit code 5" in gone.detail and others[0].infrastructure_failure == "program"
-    (again,) = asyncio.run(all_of("a"))
-    assert again.answer.split()[:2] != first.answer.split()[:2]  # a process of its own
-
-
-@pytest.mark.parametrize("kind", ["forked", "shared", "command"])
+@pytest.mark.parametrize("kind", ["forked", "command"])
 def test_what_a_program_leaves_behind_ends_with_it(kind, tmp_path):
     """A thread that calls for ever, and processes, one of them in a session of its own; the
     trajectory has its answer."""
@@ -988,11 +945,8 @@ def test_what_a_program_leaves_behind_ends_with_it(kind, tmp_path):
             file.write(" ".join(str(child.pid) for child in children))
         return "done"
     """
-    define = "async def main(prompt, endpoint):" if kind == "shared" else "def main(prompt):"
     workflow = program(
-        tmp_path,
-        f"{textwrap.dedent(text)}\n{define}\n    return leave()\n",
-        shared=kind == "shared",
+        tmp_path, f"{textwrap.dedent(text)}\ndef main(prompt):\n    return leave()\n"
     )
     if kind == "command":
         words = [sys.executable, "-c", "import agent; print(agent.leave())"]
@@ -1029,35 +983,32 @@ def test_a_step_of_which_more_than_half_is_lost_ends_the_run_after_the_step_befo
     assert entry["lost"] == {"program": 2} and trainer.saving.last == 1
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_program_in_the_sandbox_reaches_the_endpoint_and_nothing_else(
-    shared, tmp_path, monkeypatch
-):
+def test_a_program_in_the_sandbox_reaches_the_endpoint_and_nothing_else(tmp_path, monkeypatch):
     """It cannot read or write a file of the user's, connect to a port of the machine, or see the
     run's environment."""
     monkeypatch.setenv("SECRET", "of the run")
     secret = tmp_path / "secret"
     secret.write_text("of the user")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        text = SHARED.replace(
-            "    answer =",
-            f"""
-        found = [os.getcwd().startswith("/tmp/"), os.listdir("."), os.environ.get("SECRET"), os.path.exists({str(secret)!r})]
-        for attempt in (
-            lambda: open({str(tmp_path / "agents" / "new")!r}, "w"),
-            lambda: __import__("socket").create_connection(("127.0.0.1", {listener.getsockname()[1]}), 2),
-        ):
-            try:
-                attempt()
-                found.append("done")
-            except OSError:
-                found.append("refused")
-        open("mine", "w").write("x")
-        assert found == [True, [], None, False, "refused", "refused"], found
-        answer =""".replace("\n        ", "\n    "),
-        )
+        text = f"""
+        import os, socket
+        def main(prompt):
+            found = [os.getcwd().startswith("/tmp/"), os.listdir("."), os.environ.get("SECRET"), os.path.exists({str(secret)!r})]
+            for attempt in (
+                lambda: open({str(tmp_path / "agents" / "new")!r}, "w"),
+                lambda: socket.create_connection(("127.0.0.1", {listener.getsockname()[1]}), 2),
+            ):
+                try:
+                    attempt()
+                    found.append("done")
+                except OSError:
+                    found.append("refused")
+            open("mine", "w").write("x")
+            assert found == [True, [], None, False, "refused", "refused"], found
+            return ask("worker", prompt)["content"]
+        """
         (tmp_path / "agents").mkdir()
-        workflow = program(tmp_path / "agents", text, sandbox=True, shared=shared)
+        workflow = program(tmp_path / "agents", text, sandbox=True)
         trajectory = asyncio.run(trajectory_of(workflow, specs("worker")))
     assert trajectory.answer, trajectory.detail
 
@@ -1132,7 +1083,6 @@ def codes_of(recipe):
         ("recipe.yaml", "{file: agent.py}", "{command: [no-such-program]}", "agents.no_program", 3),
         ("recipe.yaml", "agent.py}", "agent.py, python: /bin/true}", "agents.start", 3),
         ("recipe.yaml", "{file: agent.py}", "{command: [cat], sandbox: true}", "agents.sandbox", 3),
-        ("recipe.yaml", "agent.py}", "agent.py, shared: true}", "agents.shared", 3),
         ("recipe.yaml", "agent.py}", "agent.py, rewards: [1, 0]}", "agents.range", 3),
         ("agent.py", "def main(prompt):", "def main(prompt:", "rehearsal.raises", 3),
         ("agent.py", "'worker'", "'waiter'", "rehearsal.raises", "client.py:10"),

@@ -4,11 +4,9 @@ imported what it imports, and ends what it leaves behind.
     main() with sys.argv[1] = LaunchSettings as JSON
 
 It says `ready` once the imports are made; where programs are isolated, with the endpoint's socket.
-A request says whether many trajectories run in the process (`shared`). With it come three
-descriptors: a file with what the program is asked in JSON, a pipe for its answer, and one for its
-output. A Python program answers in JSON:
-{"answer": ...}, {"no_text": ...} or {"error": {...}}; what a command prints is the answer. A shared
-process is given a socket instead of the file, on which requests come as to a pool.
+With a request come three descriptors: a file with what the program is asked in JSON, a pipe for its
+answer, and one for its output. A Python program answers in JSON: {"answer": ...}, {"no_text": ...}
+or {"error": {...}}; what a command prints is the answer.
 
 A framework takes seconds to be imported, and a fork a hundredth of one. The program's own file is
 imported after the fork, because clients that it makes at its top read the environment. What
@@ -32,12 +30,11 @@ import socket
 import sys
 import traceback
 from collections.abc import Awaitable, Iterable, Iterator
-from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, TextIO, TypedDict
 
-from marl_plugins.sandbox.pool import Forked, Pool, become_program, receive, tell
+from marl_plugins.sandbox.pool import Forked, Pool, become_program
 
 IMPORTED_INSIDE = re.compile(r"^[ \t]+(?:import|from)[ \t]+(\w*)|(__import__|import_module)", re.M)
 """Packages that functions of a file may import themselves, and ways to import any."""
@@ -227,9 +224,6 @@ class Launcher(Pool):
             os.mkdir(folder, 0o700)
             os.chdir(folder)
             os.environ.update(HOME=folder, TMPDIR=folder)
-        if request["shared"]:
-            self._serve_shared(socket.socket(fileno=asked))
-            return
         program_request = request_in(asked)
         os.environ.update(program_request["environment"])
         if self.settings["command"]:
@@ -251,7 +245,7 @@ class Launcher(Pool):
         """Runs the program once."""
         environment = dict(os.environ)
         try:
-            function = self.function
+            function = self._function()
             positional, named = arguments_of(function, request)
             answer = function(*positional, **named)
             if inspect.isawaitable(answer):
@@ -262,10 +256,9 @@ class Launcher(Pool):
         except BaseException as error:  # also `sys.exit()`
             return outcome_of(error, self.folder)
 
-    @cached_property
-    def function(self) -> Any:
-        """The program's function, which is imported now. What that has imported may be there for
-        the next programs, whatever functions do later."""
+    def _function(self) -> Any:
+        """Imports the program's function. What that has imported may be there for the next
+        programs, whatever functions do later."""
         spec = importlib.util.spec_from_file_location(self.file.stem, self.file)
         assert spec and spec.loader
         sys.modules[self.file.stem] = module = importlib.util.module_from_spec(spec)
@@ -286,35 +279,3 @@ class Launcher(Pool):
                 if not lies_in(str(spec.origin), self.folder):
                     names.append(f"{name}\n")
         os.write(self.imported, "".join(names).encode())
-
-    def _serve_shared(self, control: socket.socket) -> None:
-        """Runs the program for many trajectories at once, until the owner has gone."""
-        import asyncio
-
-        async def run(connection: socket.socket, asked: int, answer: int, output: int) -> None:
-            os.close(output)
-            try:
-                positional, named = arguments_of(self.function, request_in(asked))
-                report = report_of(await self.function(*positional, **named))
-            except BaseException as error:  # also `sys.exit()`
-                report = outcome_of(error, self.folder)
-            loop.remove_reader(connection)
-            with contextlib.suppress(OSError):  # its owner has gone
-                send(answer, report)
-            tell(connection, ended=0)
-            connection.close()
-
-        def take() -> None:
-            request, descriptors = receive(control)
-            if request is None:
-                loop.stop()
-                return
-            connection = socket.socket(fileno=descriptors.pop(0))
-            task = loop.create_task(run(connection, *descriptors))
-            running.add(task)
-            task.add_done_callback(running.discard)
-            loop.add_reader(connection, task.cancel)  # its owner has shut it down
-
-        loop, running = asyncio.new_event_loop(), set[asyncio.Task[None]]()
-        loop.add_reader(control, take)
-        loop.run_forever()

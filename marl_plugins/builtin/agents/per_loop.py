@@ -1,5 +1,4 @@
-"""Something that is open in one event loop, for as long as anybody there uses it: the endpoint, a
-process that programs share."""
+"""Something that is open in one event loop, for as long as anybody there uses it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -11,15 +10,14 @@ import signal
 import socket
 import subprocess
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marl_plugins.builtin.agents import launcher
 from marl_plugins.builtin.agents.isolation import environment_of, words_before
-from marl_plugins.builtin.agents.per_loop import PerLoop
 from marl_plugins.builtin.agents.section import SILENT, AgentConfig
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.sandbox import pool
@@ -175,7 +173,7 @@ class AgentProgram:
         """What a process that is forked for a request answers, which is empty where it does not;
         its exit code; and what it has written."""
         with in_memory(json.dumps(request).encode()) as asked:
-            async with forked(control, {"shared": False}, [asked], LIMITS) as (connection, streams):
+            async with forked(control, {}, [asked], LIMITS) as (connection, streams):
                 code = await code_of(connection)
                 answer, output = streams
                 report: launcher.Report = {}
@@ -187,43 +185,6 @@ class AgentProgram:
                 elif code == 0:
                     report = {"answer": text.removesuffix("\n")}
                 return report, code, output
-
-
-class SharedProgram(AgentProgram):
-    """An async function that runs for many trajectories at once in one process, which is forked
-    anew for each event loop."""
-
-    def __init__(self, config: AgentConfig, folder: Path):
-        super().__init__(config, folder)
-        self._workers = PerLoop(self._worker)
-
-    @asynccontextmanager
-    async def _worker(self) -> AsyncIterator[tuple[socket.socket, Stream, asyncio.Task[int]]]:
-        """Provides the process: the socket to it, what it writes, and its end."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        with ours, theirs:
-            async with forked(self.start(), {"shared": True}, [theirs.fileno()], LIMITS) as (
-                connection,
-                streams,
-            ):
-                theirs.close()
-                ended = asyncio.create_task(code_of(connection))
-                try:
-                    yield ours, streams[-1], ended
-                finally:
-                    ended.cancel()
-                    await asyncio.gather(ended, return_exceptions=True)
-
-    async def run(self, request: Mapping[str, Any]) -> AgentProgramResult:
-        with self.launched():
-            async with self._workers.used() as (control, output, worker_ended):
-                try:
-                    report, _, _ = await self._asked(control, request)
-                    return _result(report, "", output)
-                except ConnectionError:
-                    how = _how(await asyncio.shield(worker_ended))
-                    return _result({}, f"the process that programs share ended {how}", output)
 
 
 def end(

@@ -46,9 +46,6 @@ class AgentConfig(Section):
     folder."""
     python: str | None = None
     """Python in which `file` runs, relative to the recipe's folder. Default: the run's."""
-    shared: bool = False
-    """All trajectories run in one process, which is cheaper, and share its memory and its end. For
-    an async function that takes `endpoint` and uses no environment."""
     sandbox: bool = False
     """`file` runs in namespaces (bubblewrap): it reads the system, Python and the recipe's folder,
     writes to an empty folder, has none of the run's environment, and reaches the endpoint alone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
 import os
@@ -14,12 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.builtin.agents.per_loop import PerLoop
-from marl_plugins.builtin.agents.programs import (
-    AgentProgram,
-    AgentProgramResult,
-    SharedProgram,
-    find_program,
-)
+from marl_plugins.builtin.agents.programs import AgentProgram, AgentProgramResult, find_program
 from marl_plugins.builtin.agents.section import AgentConfig
 from marl_plugins.builtin.agents.server import AgentEndpoint
 from marl_plugins.builtin.agents.session import EndpointSession, SentToolFormats
@@ -57,7 +51,7 @@ class AgentWorkflow(WorkflowFile):
         self.config = config
         self.files = [file for file in config.files().values() if (folder / file).is_file()]
         self.place = str(folder / config.file) if config.file else " ".join(config.command)
-        self.program = (SharedProgram if config.shared else AgentProgram)(config, folder)
+        self.program = AgentProgram(config, folder)
         self._endpoints = PerLoop(self._endpoint)
         self.ignored: set[str] = set()
         """What requests have said of sampling."""
@@ -229,10 +223,6 @@ def _problems(config: AgentConfig, folder: Path) -> Iterator[Problem]:
     if config.rewards and not config.rewards[0] < config.rewards[1]:
         got = f"{list(config.rewards)} is no range from the lowest reward to the highest"
         yield Problem("agents.range", at(key="agent.rewards"), got, fix="[0, 1] is one")
-    if config.command and config.shared:
-        yield Problem(
-            "agents.shared", at(key="agent.shared"), "a command cannot be shared", fix="remove it"
-        )
     command = config.command[0] if config.command else None
     for key, name in (("command", command), ("python", config.python)):
         if name and not find_program(name, folder):
@@ -241,26 +231,3 @@ def _problems(config: AgentConfig, folder: Path) -> Iterator[Problem]:
     if config.file and not (folder / config.file).is_file():
         where = at(key="agent.file", file=folder / config.file)
         yield Problem("agents.no_file", where, "no such file", fix="correct the path")
-    elif config.file and config.shared and not _can_be_shared(config, folder / config.file):
-        got = (
-            f"{config.function} is no `async def` with a parameter `endpoint`, by which its "
-            "trajectories are told apart"
-        )
-        yield Problem(
-            "agents.shared", at(key="agent.shared"), got, fix="remove `shared`, or make it one"
-        )
-
-
-def _can_be_shared(config: AgentConfig, file: Path) -> bool:
-    """Returns whether trajectories can be told apart in one process; what is no Python, or has no
-    such function of its own, says so when it runs."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):
-        return True
-    return all(
-        isinstance(node, ast.AsyncFunctionDef)
-        and any(argument.arg == "endpoint" for argument in (*node.args.args, *node.args.kwonlyargs))
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == config.function
-    )
