@@ -311,6 +311,5 @@ def marl_state(run: Run) -> dict[str, Any]:
 @hookimpl
 def marl_restore(run: Run, state: Mapping[str, Any]) -> None:
     run.state(CoachState).bias.restore(state["bias"])
-    if "length_bias" in state:  # an earlier version has saved none
-        run.state(CoachState).length_bias.restore(state["length_bias"])
+    run.state(CoachState).length_bias.restore(state["length_bias"])
     run.state(CoachState).stages.restore(state["stages"])

@@ -82,11 +82,8 @@ def load(name: str) -> ModuleType:
         raise ConfigurationError(_around(p, at(plugin=name)) for p in error.problems) from missing
 
 
-def load_file(path: Path, module_name: str = "") -> ModuleType:
+def load_file(path: Path) -> ModuleType:
     """Imports a `.py` file as a module of its folder's package; the same file is imported once.
-
-    Args:
-        module_name: Unused; recipes of earlier versions give one.
 
     Raises:
         ConfigurationError: The file is missing, cannot be read or cannot be imported.
