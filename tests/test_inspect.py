@@ -72,7 +72,6 @@ def test_everything_of_a_trajectory_is_printed_without_control_characters(run, c
             "right 0.5, ends 1",
             "saw: planner.00000001",
             "left out",
-            "\n-41\n+42\n",
         )
     )
 
