@@ -1,7 +1,7 @@
 """How much of others' experience helps: SAPO's arms with eight peers, beside frozen controls.
 
     python -m benchmarks.swarm --out FOLDER [--seeds 0 1 2] [--arms ARM ...] [--recorded]
-        (four minutes a run on two cores)
+        (four minutes a run on two cores, those of `stream` 23)
 
 `recipes/swarm/population.yaml`: eight adapters of one tiny model, which begin alike. In every arm a
 member trains on eight groups of eight samples a step, in eight optimiser steps, for 48 steps; arms
