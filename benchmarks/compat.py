@@ -41,13 +41,13 @@ def main() -> None:
     parser.add_argument("--checks", type=int, default=5)
     parser.add_argument("--pairs", type=int, default=7)
     options = parser.parse_args()
-    python, tree = sys.executable, str(upstream_cli.upstream_root())
+    python, tree = sys.executable, str(upstream_cli.upstream_root().parent)
     checks = [
         time_command([python, "-m", "marl_plugins", "compat", tree], dict(os.environ), GOOD)
         for _ in range(options.checks)
     ]
     print(
-        f"openrlhf compat {Path(tree).name}/: {statistics.median(checks):.2f} s "
+        f"openrlhf compat FOLDER: {statistics.median(checks):.2f} s "
         f"({min(checks):.2f}-{max(checks):.2f})",
         flush=True,
     )
