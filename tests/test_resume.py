@@ -153,7 +153,7 @@ def test_a_recipe_that_was_edited_is_noticed(project):
     (project / "sums/rubric.py").write_text(
         "from pathlib import Path\nfrom marl_plugins.coach.rubric import Criterion\nfrom "
         "marl_plugins.core.loading import load_file\n"
-        'helper = load_file(Path(__file__).with_name("helper.py"), "marl_recipe_sums_helper")\n'
+        'helper = load_file(Path(__file__).with_name("helper.py"))\n'
         'yes = Criterion("yes", 1.0, lambda action, seen: 1.0)\n'
         'RUBRIC = {"solver": [yes], "coder": [yes], "verifier": [yes]}\n'
     )

@@ -233,7 +233,7 @@ def test_scores_that_come_and_go_pause_the_run_before_the_step_is_trained(tmp_pa
         return 0.5
 
     running = []
-    trainer.plugins.owners = lambda hook, run=None: ["mine.py"]
+    trainer.run.scorers.append("plugin mine.py")
     trainer.plugins.parts.append(lambda step: running.append(step.number))
     trainer.plugins.hook.marl_score_action = lambda run, action, seen: (
         score() if running[-1] == 2 else None
