@@ -257,18 +257,15 @@ def test_each_step_of_a_server_pays_its_answer(plan):
     assert "correct" not in shown and "1 guesses" in shown
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_an_action_is_the_last_object_of_what_is_said(plan):
+    mine = plan(GUESS | server() | {"turns": 1}, ONE)
+    for text in (
         '<think>{"guess": 1} or {2, 3}?</think>{"guess": 12}',
         'Not {a, b}, nor {"guess": 1}: {"guess": 12}. Good luck, {you}',
         '{"guess": {"guess": 3}}',
-    ],
-)
-def test_an_action_is_the_last_object_of_what_is_said(plan, text):
-    mine = plan(GUESS | server() | {"turns": 1}, ONE)
-    trajectory = played(mine, mine.tasks("train")[0], lambda r, p: text)
-    assert "guess: 0 to 9" in json.loads(trajectory.answer)["why"]
+    ):
+        trajectory = played(mine, mine.tasks("train")[0], lambda r, p, text=text: text)
+        assert "guess: 0 to 9" in json.loads(trajectory.answer)["why"]
 
 
 def test_an_answer_that_is_no_action_ends_the_episode_and_costs(plan):
@@ -310,7 +307,7 @@ def test_a_slow_server_is_checked_and_no_mistake(plan, monkeypatch):
     """Longer in all than `seconds`, which are those of a step, and than the rehearsal waits."""
     monkeypatch.setattr("marl_plugins.environments.check.LEAST_SECONDS", 3.0)
     monkeypatch.setattr("marl_plugins.builtin.rehearsal.trial.ROLE_SECONDS", 0.5)
-    mine = plan(GUESS | server("slow", ready_seconds=5) | {"turns": 30, "seconds": 0.5}, ONE)
+    mine = plan(GUESS | server("slow", ready_seconds=5) | {"turns": 10, "seconds": 0.5}, ONE)
     assert mine.run.warnings == ()
 
 
