@@ -402,6 +402,18 @@ class OwnTokenizer(StepExchange):
         return True
 
 
+def of_own_tokenizer(folder):
+    """An exchange, and a record that it has written."""
+
+    async def once(task, roles, tools):
+        return await roles.voter(q=task.prompt)
+
+    session = exchange_of(once, ["voter"])(folder)
+    given = rolled_out(session, simulated_engine(), samples=1)
+    exchange = OwnTokenizer(session, 1, session.train_tasks[:2], given)
+    return exchange, exchange.write(given[0])
+
+
 @pytest.mark.parametrize(
     ("text", "ids", "end", "taken"),
     [
@@ -416,13 +428,7 @@ class OwnTokenizer(StepExchange):
     ],
 )
 def test_ids_say_the_text_and_end_where_it_ends(tmp_path, text, ids, end, taken):
-    async def once(task, roles, tools):
-        return await roles.voter(q=task.prompt)
-
-    session = exchange_of(once, ["voter"])(tmp_path)
-    given = rolled_out(session, simulated_engine(), samples=1)
-    exchange = OwnTokenizer(session, 1, session.train_tasks[:2], given)
-    record = exchange.write(given[0])
+    exchange, record = of_own_tokenizer(tmp_path)
     answer(record, text=text, ids=list(ids.encode()), end=end)
     if taken:
         (action,) = asyncio.run(exchange.read(record, PEER)).actions
@@ -435,13 +441,7 @@ def test_ids_say_the_text_and_end_where_it_ends(tmp_path, text, ids, end, taken)
 
 @pytest.mark.parametrize(("ids", "kept"), [("a<b^", True), ("ab$", True), ("a$b^", False)])
 def test_ids_with_a_special_token_before_the_end_are_text(tmp_path, monkeypatch, ids, kept):
-    async def once(task, roles, tools):
-        return await roles.voter(q=task.prompt)
-
-    session = exchange_of(once, ["voter"])(tmp_path)
-    given = rolled_out(session, simulated_engine(), samples=1)
-    exchange = OwnTokenizer(session, 1, session.train_tasks[:2], given)
-    record = exchange.write(given[0])
+    exchange, record = of_own_tokenizer(tmp_path)
     end = "eos" if ids.endswith("^") else "stop"
     answer(record, text=ids.removesuffix("^"), ids=list(ids.encode()), end=end)
     # A real tokenizer's spelling of a special token is several ids; here it is another one.
