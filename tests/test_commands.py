@@ -128,7 +128,6 @@ def test_the_wheel_carries_recipes_that_can_be_listed_copied_and_planned(tmp_pat
     assert "mathchat/tiny.yaml" in listed.stdout, listed.stderr
     assert str(tmp_path / "unpacked") in command("recipes", "show", "mathchat").stdout
     assert command("recipes", "copy", "mathchat", "mine").returncode == 0
-    assert "0001-importable-parser-and-main" in command("patch", "--help").stdout
     assert command("docs", "recipes").stdout == (root / "docs/recipes.md").read_text()
     about = next((tmp_path / "unpacked").glob("*.dist-info")).joinpath("METADATA").read_text()
     address = re.search(r"^Project-URL: Repository, (\S+)$", about, re.MULTILINE)[1]

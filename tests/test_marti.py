@@ -1,4 +1,4 @@
-"""MARTI checkouts: recognising them, their known defects, and the patches that fix them.
+"""The known defects of MARTI checkouts, and the patches that fix them.
 
 Every test of the patches runs on a miniature of MARTI's tree and, where MARTI_CHECKOUT names one,
 on a real checkout too.
@@ -11,18 +11,13 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import git_patches
 import pytest
-
-from marl_plugins.cli import main
-from marl_plugins.engine.hosts import marti
-from marl_plugins.engine.hosts.patches import load_series
 
 MINI = Path(__file__).parent / "marti_v2"
 REAL = os.environ.get("MARTI_CHECKOUT")
 TREES = [pytest.param(MINI, id="mini"), *([pytest.param(Path(REAL), id="real")] if REAL else [])]
-SERIES = next(s for s in load_series() if s.title == "marti v2")
-PATCH = {p.name.partition("-")[0]: p for p in SERIES.patches}
-NAMES = ("M1", "M5", "M8", "M16")
+PATCH = git_patches.series("marti/v2")
 
 
 def copy_of(tree, folder):
@@ -33,14 +28,7 @@ def copy_of(tree, folder):
 
 
 def apply(folder, *names, reverse=False):
-    """As `openrlhf patch` does."""
-    for name in names:
-        assert PATCH[name].apply(folder, *(["-R"] if reverse else [])) == ""
-
-
-def states(folder):
-    """For each known defect whether it is fixed."""
-    return {f.what: f.good for f in marti.check(folder) if f.what in NAMES}
+    git_patches.apply(folder, *(PATCH[name] for name in names), reverse=reverse)
 
 
 def texts(folder):
@@ -63,35 +51,16 @@ def mini(tmp_path):
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_a_checkout_of_v2_is_recognised_with_its_defects(tree):
-    assert marti.recognise(tree) == marti.recognise(tree / "marti") == marti.V2
-    findings = marti.check(tree)
-    assert [f.good for f in findings if f.what == "marti"] == [True]
-    assert states(tree) == dict.fromkeys(NAMES, False)
-    assert all(f.fix for f in findings if f.good is False)
-
-
-@pytest.mark.parametrize("tree", TREES)
-def test_all_patches_apply_compile_and_count_as_fixes(tree, tmp_path):
+def test_all_patches_apply_compile_and_revert(tree, tmp_path):
     folder = copy_of(tree, tmp_path)
     before = texts(folder)
-    apply(folder, *NAMES)
+    apply(folder, *PATCH)
     changed = {path: text for path, text in texts(folder).items() if text != before[path]}
     for text in changed.values():
         compile(text, "patched", "exec")
-    assert {str(p) for p in changed} == {f for patch in SERIES.patches for f in patch.files}
-    assert states(folder) == dict.fromkeys(NAMES, True)
-    apply(folder, *reversed(NAMES), reverse=True)
-    assert texts(folder) == before
-
-
-@pytest.mark.parametrize("tree", TREES)
-def test_the_command_applies_and_reverts_them(tree, tmp_path):
-    folder = copy_of(tree, tmp_path)
-    before = texts(folder)
-    assert main(["patch", "apply", "--to", str(folder)]) == 0
-    assert states(folder) == dict.fromkeys(NAMES, True)
-    assert main(["patch", "revert", "--to", str(folder)]) == 0
+    files = {file for patch in PATCH.values() for file in git_patches.files_of(patch)}
+    assert {str(p) for p in changed} == files
+    apply(folder, *reversed(PATCH), reverse=True)
     assert texts(folder) == before
 
 

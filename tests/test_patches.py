@@ -11,29 +11,25 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from refusals import refused as refused_as
+from git_patches import apply, files_of, series
 
-from marl_plugins.cli import dispatch, main
 from marl_plugins.commands.upstream_ci.suite import run_suite
 from marl_plugins.engine.hosts import cpu, upstream_cli
-from marl_plugins.engine.hosts.patches import change, load_series
 from marl_plugins.engine.hosts.releases import TRAINED
 from marl_plugins.engine.hosts.seams import check_seams, seams_of
 
 ROOT = Path(__file__).resolve().parent.parent
-SERIES = next(s for s in load_series() if s.title == "openrlhf 0.11.2")
-NAMES = [p.name for p in SERIES.patches]
-FILES = sorted({file for patch in SERIES.patches for file in patch.files})
+PATCHES = [*series(f"openrlhf/{TRAINED}").values()]
+FILES = sorted({file for patch in PATCHES for file in files_of(patch)})
 
 
 @pytest.fixture
 def tree(tmp_path):
-    """The touched files of the release in a separate tree, one of them executable."""
+    """The touched files of the release in a separate tree."""
     for file in FILES:
         target = tmp_path / "tree" / file
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(upstream_cli.upstream_root().parent / file, target)
-    (tmp_path / "tree" / FILES[0]).chmod(0o755)
     return tmp_path / "tree"
 
 
@@ -48,53 +44,28 @@ def copy_upstream(to):
 
 
 def contents(tree):
-    """Every file with its bytes and mode, so that a leftover is noticed."""
-    return {
-        str(p.relative_to(tree)): (p.read_bytes(), p.stat().st_mode)
-        for p in tree.rglob("*")
-        if p.is_file() and ".git" not in p.parts
-    }
+    """Every file with its bytes, so that a leftover is noticed."""
+    return {str(p.relative_to(tree)): p.read_bytes() for p in tree.rglob("*") if p.is_file()}
 
 
-def command(*words):
-    assert main(["patch", *words]) == 0
-
-
-def report(capsys, *words):
-    capsys.readouterr()
-    command(*words, "--json")
-    return json.loads(capsys.readouterr().out)
-
-
-def states(capsys, tree):
-    return {p["name"]: p["state"] for p in report(capsys, "status", "--to", str(tree))["patches"]}
-
-
-# --- the patches
-
-
-def test_every_set_of_patches_applies_compiles_is_recognised_and_reverts(tree):
+def test_every_set_of_patches_applies_in_any_order_compiles_and_reverts(tree):
     released = contents(tree)
-    seen = []
-    for number in range(len(NAMES) + 1):
-        for names in itertools.combinations(NAMES, number):
-            wanted = [p for p in SERIES.patches if p.name in names]
-            others = [p for p in SERIES.patches if p.name not in names]
-            change(tree, SERIES, wanted, "applied")  # also from any set to any other
-            change(tree, SERIES, others, "absent")
-            assert {p.state(tree) for p in wanted} <= {"applied"}
-            assert {p.state(tree) for p in others} <= {"absent"}
+    seen = {}
+    for number in range(1, len(PATCHES) + 1):
+        for patches in itertools.permutations(PATCHES, number):
+            apply(tree, *patches)
             for file in FILES:
                 compile((tree / file).read_bytes(), file, "exec")
-            seen.append(contents(tree))
-    assert all(a != b for a, b in itertools.combinations(seen, 2))
-    change(tree, SERIES, SERIES.patches, "absent")
-    assert contents(tree) == released
+            patched = contents(tree)
+            assert seen.setdefault(frozenset(patches), patched) == patched
+            apply(tree, *patches[::-1], reverse=True)
+            assert contents(tree) == released
+    assert all(a != b for a, b in itertools.combinations(seen.values(), 2))
 
 
 def test_the_seams_exist_with_the_patches_too(tmp_path):
     tree = copy_upstream(tmp_path / "tree")
-    command("apply", "--to", str(tree))
+    apply(tree, *PATCHES)
     assert check_seams(tree / "openrlhf", seams_of(TRAINED)) == []
 
 
@@ -116,7 +87,7 @@ def without_time(found):
 @pytest.mark.engines
 def test_upstream_with_the_patches_runs_our_workflow(tmp_path):
     tree = copy_upstream(tmp_path / "tree")
-    command("apply", "--to", str(tree))
+    apply(tree, *PATCHES)
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/patched_tree.py")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tree, ROOT, ROOT / "tests")))},
@@ -173,54 +144,7 @@ def test_upstream_with_the_patches_runs_our_workflow(tmp_path):
 def test_upstreams_own_tests_pass_with_the_patches(tmp_path):
     """As without them (marl_plugins/commands/upstream_ci)."""
     tree = copy_upstream(tmp_path / "tree")
-    command("apply", "--to", str(tree))
+    apply(tree, *PATCHES)
     outcomes = run_suite(tree, {**os.environ, **cpu.environment(), "PYTHONPATH": str(tree)})
     assert len(outcomes) == 221
     assert set(outcomes.values()) == {"passed"}
-
-
-# --- the command
-
-
-def test_applying_twice_changes_nothing_and_reverting_restores_the_release(tree, capsys):
-    released = contents(tree)
-    first = report(capsys, "apply", "--to", str(tree), "0002", NAMES[3])
-    assert [(p["name"], p["was"], p["state"]) for p in first["patches"]] == [
-        (NAMES[1], "absent", "applied"),
-        (NAMES[3], "absent", "applied"),
-    ]
-    patched = contents(tree)
-    command("apply", "--to", str(tree), "0002")
-    assert contents(tree) == patched
-    assert [mode for _, mode in patched.values()] == [mode for _, mode in released.values()]
-    assert list(states(capsys, tree).values()) == ["absent", "applied", "absent", "applied"]
-    command("apply", "--to", str(tree))
-    text = capsys.readouterr().out
-    assert text.count("already applied") == 2
-    command("revert", "--to", str(tree), "0003")
-    assert list(states(capsys, tree).values()) == ["applied", "applied", "absent", "applied"]
-    command("revert", "--to", str(tree))
-    command("revert", "--to", str(tree))
-    assert contents(tree) == released
-
-
-def test_own_changes_are_kept_and_only_where_a_patch_is_to_go_they_are_refused(tree):
-    path = next(tree / file for file in FILES if file.endswith("vllm_engine.py"))
-    good = path.read_bytes()
-    path.write_bytes(good + b"MINE = 1\n")
-    command("apply", "--to", str(tree))
-    assert path.read_bytes().endswith(b"MINE = 1\n")
-    command("revert", "--to", str(tree))
-    assert path.read_bytes() == good + b"MINE = 1\n"
-    path.write_bytes(good.replace(b"\n", b"\r\n"))
-    before = contents(tree)
-    for word in ("apply", "revert"):
-        with refused_as(*[("patches.other_content", "tree")] * 3):  # all but 0001 go there
-            dispatch(["patch", word, "--to", str(tree)])
-        assert contents(tree) == before
-
-
-def test_without_git_nothing_is_done(tree, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    with refused_as(("patches.no_git",)):
-        dispatch(["patch", "apply", "--to", str(tree)])

@@ -45,11 +45,6 @@ COMMANDS = (
     ),
     _command("plugins", "[--json]", "plugins that are found, and what they hook into"),
     _command("compat", "PATH | VERSION", "whether another release of upstream still fits"),
-    _command(
-        "patch",
-        "status | apply | revert",
-        "thin patches for those who carry a checkout of upstream",
-    ),
     _command("docs", "[PAGE]", "the documentation, page by page"),
     _command(
         "doctor",

@@ -3,8 +3,7 @@ project depends on.
 
 Its sources are read and its command line is compiled from them; nothing is imported or installed,
 so that a release can be checked before upgrading. `--tests` also runs a fit with it and upstream's
-own tests (`marl_plugins.commands.upstream_ci`). A checkout of MARTI is checked for its seams and
-known defects (docs/marti.md).
+own tests (`marl_plugins.commands.upstream_ci`).
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, error, note, ok
-from marl_plugins.core.problems import Problem
-from marl_plugins.engine.hosts import marti, releases, upstream_cli
+from marl_plugins.engine.hosts import releases, upstream_cli
 from marl_plugins.engine.hosts.flags import flags_of
 from marl_plugins.engine.hosts.seams import check_seams, seams_of
 from marl_plugins.engine.hosts.trees import SourceTree, open_tree
@@ -40,9 +37,8 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_argument(
         "source",
-        help="a checkout (of OpenRLHF, or of MARTI), an unpacked wheel, a wheel file, or a "
-        "published version (downloaded without "
-        "dependencies)",
+        help="a checkout, an unpacked wheel, a wheel file, or a published version (downloaded "
+        "without dependencies)",
     )
     parser.add_argument(
         "--json",
@@ -58,18 +54,6 @@ def main(words: Sequence[str]) -> int:
     options = parser.parse_args(list(words))
     from marl_plugins.commands.tables import report
 
-    if name := marti.recognise(Path(options.source)):
-        if options.tests:
-            raise ConfigurationError(
-                Problem(
-                    "compat.tests",
-                    got=f"{options.source} is {name}",
-                    fix="--tests is for releases of OpenRLHF",
-                )
-            )
-        findings = marti.check(Path(options.source))
-        fix = "see the lines marked FIX"
-        return 0 if report(name, name, findings, options.json, "it is as expected", fix) else 1
     with open_tree(options.source) as tree:
         intact = "everything that this project depends on is there"
         if releases.refusal(tree.version):
