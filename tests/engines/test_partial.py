@@ -13,22 +13,21 @@ from engines.relay import Started
 KILLER = """
     import asyncio, os, signal
     from collections import defaultdict
-    from contextlib import suppress
     from pathlib import Path
     from marl_plugins import hookimpl
 
     once = Path(__file__).with_name("once")
     updates = defaultdict(list)
     updated = defaultdict(asyncio.Event)
+    first = 3 if "--ckpt.load_enable" in os.environ["WORDS"] else 1
 
     @hookimpl(wrapper=True)
     def marl_generate(call):
         # The first role is asked when the update is done, so that its answers are being written when the weights change.
         inner = yield
         async def work():
-            if call.step > 1 and call.role == "first":
-                with suppress(TimeoutError):  # in the step with which a resumed run begins
-                    await asyncio.wait_for(updated[call.step - 1].wait(), 20)
+            if call.step > first and call.role == "first":
+                await updated[call.step - 1].wait()
             return await inner
         return work()
 
