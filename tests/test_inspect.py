@@ -2,9 +2,7 @@
 
 import json
 import math
-import random
 from collections import Counter
-from datetime import UTC, datetime
 
 import inspected_runs
 import pytest
@@ -15,14 +13,12 @@ from marl_plugins.cli import main
 from marl_plugins.commands.inspect import command
 from marl_plugins.commands.inspect.compare import sign_test
 from marl_plugins.commands.inspect.index import RunIndex, texts_of
-from marl_plugins.commands.inspect.inspect_log import sample_of
 from marl_plugins.commands.inspect.page_writer import Tokens
 from marl_plugins.commands.inspect.query import query_of
 from marl_plugins.commands.inspect.sampling import sampled
 from marl_plugins.commands.inspect.shown import trajectory_values
 from marl_plugins.commands.inspect.text import whole
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.redaction import encodable
 from marl_plugins.engine.records.read import RunReader
 from marl_plugins.engine.records.tables import row_of
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
@@ -133,7 +129,6 @@ def test_a_record_of_which_much_is_missing_is_shown(tmp_path, capsys, name):
         [],
         ["--full"],
         ["--html", tmp_path / "page.html"],
-        ["--to", tmp_path / "run.json"],
     ):
         assert "nan" not in printed(capsys, tmp_path, *flags).split()
     (shown,) = map(json.loads, printed(capsys, tmp_path, "--json").splitlines())
@@ -188,62 +183,11 @@ def test_the_exact_test_is_scipys(gained, lost):
     assert sign_test(gained, lost) == pytest.approx(expected, rel=1e-9)
 
 
-# --- a log of Inspect
-# --------------------------------------------------------------------------------------------------
-
-
 def test_a_sample_reaches_from_the_first_steps_to_the_last():
     steps = [step for step in range(300) for _ in range(64)]
     chosen = sampled(steps, 100)
     assert len(chosen) == len(set(chosen)) == 100 and (chosen[0], chosen[-1]) == (0, 297)
     assert sampled(steps[:5], 100) == steps[:5]
-
-
-def test_inspects_library_reads_the_log_back(tmp_path, capsys):
-    log = pytest.importorskip("inspect_ai.log", reason="pip install inspect_ai")
-    made = inspected_runs.write_run(
-        tmp_path / "run", steps=2, hostile=inspected_runs.HOSTILE, evaluated=False
-    )
-    lost = inspected_runs.trajectory(random.Random(1), 3, "t0", 0)
-    lost.outcome, lost.infrastructure_failure, lost.detail = None, "engine", "it died"
-    with (tmp_path / "run" / "trajectories.jsonl").open("a") as file:
-        file.write(json.dumps(to_record(lost)) + "\n")
-    printed(capsys, tmp_path / "run", "--to", tmp_path / "run.eval")
-    read = log.read_eval_log(str(tmp_path / "run.eval"), resolve_attachments="full")
-    assert len({(s.id, s.epoch) for s in read.samples}) == len(read.samples) == len(made) + 1
-    assert (
-        read.eval.dataset.samples * read.eval.config.epochs
-        == read.results.total_samples
-        == len(read.samples)
-    )
-    took = datetime.fromisoformat(read.stats.completed_at) - datetime.fromisoformat(
-        read.stats.started_at
-    )
-    metrics = RunReader(tmp_path / "run").metrics()
-    assert took.total_seconds() == pytest.approx(
-        sum(line["seconds/rollout"] for line in metrics), abs=1e-3
-    )
-    by_name = {
-        (s.metadata["step"], s.metadata["task"], s.metadata["sample"]): s for s in read.samples
-    }
-    for t in (*made, lost):
-        sample = by_name[t.step, t.task.id, t.sample]
-        credits = [event for event in sample.events if event.event == "info"]
-        assert [event.span_id for event in credits] == [a.path for a in t.actions]
-        assert [event.data["advantage"] for event in credits] == [a.advantage for a in t.actions]
-        said = [
-            event.output.choices[0].message.text
-            for event in sample.events
-            if event.event == "model"
-        ]
-        assert said == [encodable(a.text) for a in t.actions]
-        assert [e.result for e in sample.events if e.event == "tool"] == [
-            r.output for a in t.actions for r in a.tool_results
-        ]
-        assert bool(sample.error) == bool(t.infrastructure_failure)
-        assert {name: score.value for name, score in sample.scores.items()} == (
-            {} if t.outcome is None else {"outcome": t.outcome}
-        )
 
 
 # --- what is refused
@@ -281,7 +225,7 @@ def test_a_record_is_shown_or_refused_whatever_a_value_in_it_is(run, data):
     except ValueError:
         return
     shown = trajectory_values(trajectory)
-    assert list(whole(shown)) and sample_of(shown, datetime.now(UTC)).id
+    assert list(whole(shown))
     assert json.dumps(
         [Tokens(run[0], {}).of(action) for action in trajectory.actions],
         allow_nan=False,

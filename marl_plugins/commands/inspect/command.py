@@ -48,17 +48,11 @@ def make_parser() -> UpstreamParser:
         help="write one page that needs no server and no network",
     )
     add(
-        "--to",
-        type=Path,
-        metavar="FILE.eval",
-        help="write a log of Inspect (inspect_ai), for its viewer",
-    )
-    add(
         "--most",
         type=at_least(1),
         default=5000,
         metavar="N",
-        help="trajectories in the page or log; more are sampled by step (5000)",
+        help="trajectories in the page; more are sampled by step (5000)",
     )
     add("--json", action="store_true", help="print one JSON object per trajectory and line")
     add("--full", action="store_true", help="print each trajectory in full, in place of a line")
@@ -117,10 +111,6 @@ def show(options: argparse.Namespace, run: RunReader, query: Query) -> int:
         from marl_plugins.commands.inspect.page_writer import write_page
 
         print(write_page(run, query, options.html, options.most))
-    elif options.to:
-        from marl_plugins.commands.inspect.inspect_log import write_log
-
-        print(write_log(run, query, options.to, options.most))
     elif options.json or options.full or not sys.stdout.isatty():
         print_list(options, run, query)
     else:

@@ -49,10 +49,10 @@ def compare(options: argparse.Namespace, query: Query) -> int:
     Raises:
         ConfigurationError: Records cannot be read, or the runs share no task with an outcome.
     """
-    if options.full or options.follow or options.to:
+    if options.full or options.follow:
         got = "of two runs there is a table, --json or --html"
         raise ConfigurationError(
-            Problem("viewer.two_runs", at(flag=("full", "follow", "to")), got, fix="name one run")
+            Problem("viewer.two_runs", at(flag=("full", "follow")), got, fix="name one run")
         )
     runs = [RunReader(source) for source in options.source]
     split = query.wanted.split
