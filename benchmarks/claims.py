@@ -101,7 +101,6 @@ COMMANDS = {
 """The commands whose figures a section gives, without `--recorded`."""
 EXACT = {
     "scheduling": "scheduling",
-    "continuous": "continuous --steps 8 --seeds 2",
 }
 """Commands that print the same whenever they are run."""
 NUMBER = r"[+-]?\d+(?:,\d{3})*(?:\.\d+)?"

@@ -70,9 +70,6 @@ def marl_configure(run: Run) -> list[Problem]:
         for name in run.args.counterfactual.roles or ()
         if name not in roles
     ]
-    if "marl_plugins.continuous" in run.plugins:
-        got = "marl_plugins.continuous gives steps their trajectories too"
-        problems.append(Problem("counterfactual.source", got=got, fix="use one of the two"))
     if run.args.algo.dynamic_filtering_enable:
         got = "a step's tasks are taken as they are; --algo.dynamic_filtering_enable would add some"
         problems.append(Problem("counterfactual.filtering", got=got, fix="leave one out"))

@@ -59,7 +59,6 @@ SETTINGS = {
     "transfer": {"transfer.groups": "2"},
     "swarm": {"swarm.store": "STORE", "swarm.external": "2", "swarm.peer": "alice"},
     "filter_agents_data": {"filter_agents_data.multiple": "3"},
-    "continuous": {"train.async_enable": None},
 }
 """What gives a plugin something to do in this recipe, where its defaults do not."""
 SMALL = {
@@ -82,8 +81,8 @@ GROUPS = {
     for name in ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
 }
 """What an estimator that compares samples needs where several roles act."""
-TIMED = {"continuous", "partial"}
-"""What a step has depends on timing with them, so that a resumed run is another one."""
+TIMED = {"partial"}
+"""What a step has depends on timing with it, so that a resumed run is another one."""
 KEYS = {
     "rewards": "rewards: {terms: [{kind: outcome}, {kind: format, roles: [critic], weight: 0.5}]}\n"
 }

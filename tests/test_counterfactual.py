@@ -118,5 +118,3 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
         plan(tmp_path, *filtered)
     with refused(("counterfactual.received",)):
         plan(tmp_path, "--plugin", "marl_plugins.replay")
-    with refused(("counterfactual.source",)):
-        plan(tmp_path, "--plugin", "marl_plugins.continuous", "--train.async_enable")

@@ -177,13 +177,14 @@ class Forks(StepPart):
     """Yields every sample of a task with two forks of its last action."""
 
     def __init__(self, step, arrived):
-        self.step, self.seen, self.completions = step, arrived, []
+        self.step, self.tasks = step, list(step.tasks)
+        self.seen, self.completions = arrived, []
 
     def source(self):
         return self.groups()
 
     async def groups(self):
-        for place, task in enumerate(self.step.planned(self.step.number)):
+        for place, task in enumerate(self.tasks):
             group = [await self.step.trajectory(task, place, sample) for sample in range(2)]
             forks = [
                 await self.step.fork(t, t.actions[-1].path, n)

@@ -223,13 +223,11 @@ MATHCHAT = "--recipe mathchat/tiny.yaml"
 PRICES = "--recipe tool_user/tiny.yaml --plugin marl_plugins.mean_group"
 COOPERATING = f"{PRICES} --plugin marl_plugins.cooperation --mean_group.scales tau"
 CASES = "--recipe kuhn_poker/population.yaml --plugin marl_plugins.mean_group"
-LATE = f"{MATHCHAT} --plugin marl_plugins.continuous --train.async_enable"
 FILTERED = f"{MATHCHAT} --algo.dynamic_filtering_enable --algo.dynamic_filtering_range"
 COACH = f"{MATHCHAT} --coach.model m"
 FLAGS = [
     ("filtering.range", f"{FILTERED} 2 3"),
     ("filtering.no_role", f"{FILTERED} 0 1 --filtering.by nobody"),
-    ("continuous.ema", f"{LATE} --train.enable_ema"),
     ("ema.beta", f"{MATHCHAT} --train.enable_ema --train.ema_beta 1"),
     ("ema.idle", f"{MATHCHAT} --train.ema_beta 0.9"),
     ("tasks.best_metric", f"{MATHCHAT} --ckpt.best_metric_key eval/outcom"),

@@ -38,7 +38,6 @@ CAPABILITIES = {
     "rae": (["rae"], 0),
     "credit by forks": (["counterfactual"], 0),
     "the swarm": (["swarm"], 0),
-    "steps of what is complete": (["continuous"], 0),
     "looking at a run": (["commands.inspect"], 0),
     "environments": (["environments"], 0),
     "the rehearsal": (["builtin.rehearsal"], 0),

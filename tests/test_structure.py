@@ -48,7 +48,6 @@ ORDER = (
         "transfer",
         "curriculum",
         "swarm",
-        "continuous",
         "determinism",
         "environments",
     ),

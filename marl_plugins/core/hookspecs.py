@@ -42,7 +42,7 @@ run does not wait for it.
 
 `VERSION` is major.minor: the major changes when a plugin that worked may no longer (a hook or an
 argument removed, or another meaning), the minor when something is added. A plugin may state the
-version that it was written for, as `MARL_HOOKS = "6.0"`; another major is refused, and so is a
+version that it was written for, as `MARL_HOOKS = "7.0"`; another major is refused, and so is a
 minor that does not exist yet.
 """
 
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
     from marl_plugins.core.workflow import Workflow
 
-VERSION = "6.0"
+VERSION = "7.0"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only;

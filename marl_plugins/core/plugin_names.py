@@ -35,7 +35,6 @@ SHIPPED = (
     "marl_plugins.transfer",
     "marl_plugins.curriculum",
     "marl_plugins.swarm",
-    "marl_plugins.continuous",
     "marl_plugins.determinism",
     "marl_plugins.commands.inspect",
 )

@@ -454,11 +454,6 @@ class Run(RecipeFiles):
         return load_file(self.folder / warm.demonstrations) if warm else None
 
     @property
-    def queue_size(self) -> int:
-        """Returns how many rollouts wait to be trained."""
-        return queue_size(self.args)
-
-    @property
     def is_partial(self) -> bool:
         """Returns whether engines get new weights in the middle of answers."""
         return is_partial(self.args)
@@ -485,13 +480,6 @@ def is_partial(args: SimpleNamespace) -> bool:
     return bool(queue_size(args) and args.train.partial_rollout_enable)
 
 
-class Lateness:
-    """The number of steps by which a trajectory may be trained later than the rollout in which it
-    was begun; a plugin sets it."""
-
-    steps = 0
-
-
 class ProcessEnvironment(dict[str, str]):
     """What plugins add to the environment of all processes of the run, in `marl_configure`."""
 
@@ -512,17 +500,10 @@ class AnswerLimits(dict[str, float]):
     steps; where it names no policy the factor is 1."""
 
 
-def possible_lag(run: Run) -> int:
-    """Returns by how many versions of its policy a row can be older than the weights that it
-    trains: the rollouts that wait, and the steps by which it may be late."""
-    return queue_size(run.args) + run.state(Lateness).steps
-
-
 def max_lag(run: Run) -> int:
     """Returns by how many versions of its policy the oldest token of a row that is trained may be
-    older than the weights that it
-    trains: `--async.max_lag`, or whatever is possible."""
-    return run.max_lag if is_partial(run.args) and run.max_lag is not None else possible_lag(run)
+    older than the weights that it trains: `--async.max_lag`, or the rollouts that wait."""
+    return run.max_lag if is_partial(run.args) and run.max_lag is not None else queue_size(run.args)
 
 
 class ToolUsers(dict[str, list[str]]):

@@ -43,9 +43,6 @@ class Step(Protocol):
         """The tasks of the step, in its order; a trajectory's `place` is an index of them. Parts
         may add some while the rollout runs (`StepPart.completed`)."""
 
-    def planned(self, number: int) -> Sequence[Task]:
-        """Returns the tasks whose turn it is in a step of the run; none after the last."""
-
     async def trajectory(self, task: Task, place: int, sample: int) -> Trajectory:
         """Runs the workflow on a task, scored, as the rollout of this step does (for
         `StepPart.source`).
@@ -129,9 +126,7 @@ class StepPart:
         rollout; None: it stays.
 
         One part of a step may. The tasks of the step are those that it yields, none twice; what it
-        yields was begun by `Step.trajectory`, of this step or of an earlier one, and belongs to
-        this step then. A row whose weights are older than the run's queue is long is `stale`,
-        unless the plugin has said in `Lateness` (marl_plugins.core.run) how late one may be.
+        yields is made by `Step.trajectory` and `Step.fork` of this step.
         """
         return None
 

@@ -16,7 +16,6 @@ OURS = frozenset(
         "alarm",
         "best",
         "coach",
-        "continuous",
         "drift",
         "engines",
         "eval",

@@ -40,7 +40,7 @@ class RunningStep:
     Args:
         number: The training step, from 1.
         optimiser_steps: K, of its updates.
-        planned: See `Step.planned`.
+        tasks: Those whose turn it is.
     """
 
     def __init__(
@@ -48,14 +48,13 @@ class RunningStep:
         session: Session,
         number: int,
         optimiser_steps: int,
-        planned: Callable[[int], Sequence[Task]],
+        tasks: Sequence[Task],
     ):
         self.session = session
-        self.planned = planned
         self.number = number
         self.optimiser_steps = optimiser_steps
         run, plugins = session.plan.run, session.plan.plugins
-        self.tasks = chosen_tasks(plugins, run, number, planned(number), session.tasks_by_id)
+        self.tasks = chosen_tasks(plugins, run, number, tasks, session.tasks_by_id)
         self.policies: Mapping[str, Any] = session.policies
         self.pools = session.rollout.pools
         self.estimator = session.estimator
@@ -287,12 +286,12 @@ def arriving_at(step: RunningStep, samples: int) -> AsyncGenerator[Trajectory, N
 async def _given(
     step: RunningStep, plugin: str, source: AsyncGenerator[Sequence[Trajectory], None]
 ) -> AsyncGenerator[Trajectory, None]:
-    """Yields what a part gives; it belongs to this step from now on."""
+    """Yields what a part gives, whose tasks are the step's then."""
     step.tasks = []
     async with aclosing(source):
         async for group in source:
             check_tasks_of_step(plugin, HOOK, step.tasks, [group[0].task], step.session.tasks_by_id)
             step.tasks.append(group[0].task)
             for trajectory in group:
-                trajectory.step, trajectory.place = step.number, len(step.tasks) - 1
+                trajectory.place = len(step.tasks) - 1
                 yield trajectory

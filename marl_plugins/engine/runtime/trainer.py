@@ -17,7 +17,7 @@ from marl_plugins.core.concurrency import all_of
 from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.recipe.tasks import batches
-from marl_plugins.core.run import is_partial, possible_lag, queue_size
+from marl_plugins.core.run import is_partial, queue_size
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.records.write import Records, writing
@@ -127,7 +127,7 @@ class Trainer:
         self.rollouts.waiting |= {
             n: step
             for n, step in waiting.items()
-            if lag_of(step, done, versions) <= possible_lag(self.run)
+            if lag_of(step, done, versions) <= self.rollouts.size
         }
 
     @property
@@ -187,12 +187,7 @@ class Trainer:
 
     def begin_step(self, number: int) -> RunningStep:
         """Returns a step whose rollout has not begun."""
-        return RunningStep(self.session, number, self.planned[number][0], self.tasks_of)
-
-    def tasks_of(self, number: int) -> Sequence[Task]:
-        """Returns the tasks whose turn it is in a step; none after the last one of which a rollout
-        is made."""
-        return self.planned[number][1] if number <= self.rollouts.last else ()
+        return RunningStep(self.session, number, *self.planned[number])
 
     async def roll_out(self, number: int) -> RunningStep:
         """Makes the rollout of a step."""

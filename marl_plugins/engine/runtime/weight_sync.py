@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from marl_plugins.core.concurrency import all_of
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.core.run import is_partial, queue_size
+from marl_plugins.core.run import is_partial
 from marl_plugins.engine.runtime.policy import UpstreamPolicy
 from marl_plugins.engine.runtime.session import Session
 
@@ -60,15 +60,9 @@ class WeightSync:
 
     async def _bring(self, versions: Mapping[str, int]) -> None:
         """Syncs policies; no engine wakes before all weights are in the host's memory, because it
-        may share a device with training processes.
-
-        With `--train.async_enable` none does, and `sync` collects them itself: a plugin may have it
-        wait for answers that are being written, and an engine that dies meanwhile is replaced by
-        one with the weights of before, which are given up only then.
-        """
+        may share a device with training processes."""
         trained = self.session.trained
-        if not queue_size(self.session.plan.run.args):
-            await all_of(trained[name].collect() for name in versions)
+        await all_of(trained[name].collect() for name in versions)
         await all_of(self._sync(trained[name], version) for name, version in versions.items())
 
     async def _follow(self, names: Collection[str]) -> None:
