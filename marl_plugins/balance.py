@@ -109,18 +109,18 @@ def marl_configure(run: Run) -> list[Problem]:
 def _idle(run: Run, groups: Sequence[Sequence[str]]) -> list[Problem]:
     """Returns what keeps engines from moving."""
     who, in_flight = at(plugin="marl_plugins.balance"), run.args.balance.in_flight
+    engines = [run.policy_args[name].vllm.num_engines for group in groups for name in group]
     problems = []
-    if all(run.policy_args[name].vllm.num_engines == 1 for group in groups for name in group):
+    if max(engines) == 1:
         got = (
             "every policy has one engine (--vllm.num_engines) and keeps at least one: none will "
             "ever move"
         )
         problems.append(Problem("balance.one_engine", who, got, flags=("vllm.num_engines",)))
-    if run.trajectories <= in_flight:
+    if run.trajectories <= in_flight * min(engines):
         got = (
-            f"a step has {run.trajectories} trajectories, and an engine takes {in_flight} "
-            "requests, so hardly any will wait and "
-            "no engine will move"
+            f"a step has {run.trajectories} trajectories, and {min(engines)} engines of a policy "
+            f"take {in_flight} requests each, so hardly any will wait and no engine will move"
         )
         fix = "lower --balance.in_flight to what an engine computes at a time"
         problems.append(
@@ -196,10 +196,12 @@ def _unserved(pool: Engines) -> int:
 
 def shortest_to_longest(gap: int) -> Rule:
     """Returns the next move of FlexMARL's rule (section 5.2): min(q_high - q_low, n_low - 1)
-    engines go, those on their way included."""
+    engines go, those on their way included; of equally short queues that with the most engines
+    gives them."""
 
     def rule(pools: Sequence[Engines]) -> Move | None:
-        longest, shortest = (most(pools, key=lambda pool: pool.waiting) for most in (max, min))
+        longest = max(pools, key=lambda pool: pool.waiting)
+        shortest = min(pools, key=lambda pool: (pool.waiting, -len(pool.engines)))
         more = longest.waiting - shortest.waiting
         if more <= max(gap, len(longest.travelling)) or len(shortest.engines) < 2:
             return None

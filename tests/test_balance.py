@@ -296,6 +296,8 @@ def test_flexmarls_rule_is_strict_and_takes_idle_engines_first():
         "a busy one drains first"
     )
     assert says(rule, still("p", 99, 1), still("q", 0, 0)) is None
+    crowded = still("r", 0, 0, 0)
+    assert says(rule, still("p", 99, 1), still("q", 0, 0), crowded) == ("r0", "r", "p")
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 40), st.integers(0, 10))

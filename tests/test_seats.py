@@ -20,24 +20,21 @@ class AtRandom(RuleBasedStateMachine):
     @initialize(
         nodes=st.integers(1, 3),
         size=st.integers(1, 4),
-        patience=st.integers(0, 3),
         counts=st.lists(st.integers(1, 4), min_size=6),
     )
-    def begin(self, nodes, size, patience, counts):
+    def begin(self, nodes, size, counts):
         self.seating = Seating(size, nodes)
-        self.seats = Seats(self.seating, patience)
+        self.seats = Seats(self.seating)
         self.counts = {
             group: min(count, size) for group, count in zip(GROUPS, counts, strict=False)
         }
         self.owner = {}
         self.working = dict.fromkeys(GROUPS, 0)
         self.waiting = []
-        """Requests with the number of later ones that were granted before them, in order."""
 
     @rule(group=st.sampled_from(GROUPS))
     def ask(self, group):
-        request = self.seats.ask(group, self.counts[group])
-        self.waiting.append([request, 0])
+        self.waiting.append(self.seats.ask(group, self.counts[group]))
         self.grant_all()
 
     @precondition(lambda self: any(self.working.values()))
@@ -51,9 +48,9 @@ class AtRandom(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def give_up(self, data):
-        entry = data.draw(st.sampled_from(self.waiting))
-        self.waiting.remove(entry)
-        self.seats.withdraw(entry[0])
+        request = data.draw(st.sampled_from(self.waiting))
+        self.waiting.remove(request)
+        self.seats.withdraw(request)
         self.grant_all()
 
     @rule(group=st.sampled_from(GROUPS))
@@ -69,7 +66,6 @@ class AtRandom(RuleBasedStateMachine):
     def grant_all(self):
         while grant := self.seats.grant():
             group, seats = grant.request.group, set(grant.seats)
-            entry = next(e for e in self.waiting if e[0] is grant.request)
             assert len(seats) == len(grant.seats) == self.counts[group]
             assert len({seat.node for seat in seats}) == 1
             assert all(
@@ -84,26 +80,17 @@ class AtRandom(RuleBasedStateMachine):
                 )
                 self.owner = {seat: who for seat, who in self.owner.items() if who != name}
             assert not seats & self.owner.keys() or before, "a seat that another group has"
-            if not self.working[group]:
-                for older in self.waiting[: self.waiting.index(entry)]:
-                    older[1] += 1
-            self.waiting.remove(entry)
+            self.waiting.remove(grant.request)
             self.owner |= dict.fromkeys(seats, group)
             self.working[group] += 1
-        for entry in self.waiting:
-            assert entry[1] == entry[0].overtaken <= self.seats.patience, "overtaken too often"
 
     @invariant()
     def nobody_waits_who_could_be_served(self):
-        """The oldest one that waits cannot be: no node has enough seats that are free or of groups
-        that do nothing."""
+        """No node has enough seats that are free or of groups that do nothing."""
         assert {g: set(s) for g, s in self.seats.held.items()} == {
             g: s for g in GROUPS if (s := self.seats_of(g))
         }
-        patient = [entry[0] for entry in self.waiting]
-        if patient and patient[0].overtaken >= self.seats.patience:
-            patient = patient[:1]
-        for request in patient:
+        for request in self.waiting:
             assert not self.working[request.group] and not self.seats_of(request.group)
             for node in range(self.seating.nodes):
                 busy = [
@@ -150,7 +137,7 @@ def test_the_second_pass_begins_with_whoever_ended_the_first(groups, places, see
     anybody works."""
     draw, seats, names = (
         random.Random(seed),
-        Seats(Seating(places), patience=groups),
+        Seats(Seating(places)),
         list(GROUPS[:groups]),
     )
     for number in range(4):

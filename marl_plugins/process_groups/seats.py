@@ -13,16 +13,15 @@ pass, for nothing (last in, first out).
     seats.leave(group)                    its processes are gone
 
 The order is that of asking, with two exceptions: a group that has seats needs no others, and a
-group that fits now may go before one that does not. Neither happens to a request more than
-`patience` times; then it is the only one that is considered, but for what a group at work asks for
-in addition, which takes nobody's turn. FlexMARL (arXiv 2602.09578) activates groups all or none and
-returns them to their previous node; the order is ours.
+group that fits now may go before one that does not. A pass over the policies ends when all have
+had their turn, so nobody waits for ever. FlexMARL (arXiv 2602.09578) activates groups all or none
+and returns them to their previous node; the order is ours.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,12 +59,10 @@ class SeatRequest:
 
     Args:
         count: How many it needs.
-        overtaken: How often a request that came later was granted before it.
     """
 
     group: str
     count: int
-    overtaken: int = 0
 
 
 class Grant(NamedTuple):
@@ -87,12 +84,10 @@ class Seats:
 
     Args:
         seating: The seats that there are.
-        patience: How often a request may be overtaken.
     """
 
-    def __init__(self, seating: Seating, patience: int = 4):
+    def __init__(self, seating: Seating):
         self.seating = seating
-        self.patience = patience
         self.held: dict[str, tuple[Seat, ...]] = {}
         """The seats of every group that has some; those that are not at work in the order in which
         they ended it."""
@@ -124,21 +119,11 @@ class Seats:
     def grant(self) -> Grant | None:
         """Returns the next request that can be granted now, which is granted; None where no one's
         can."""
-        for request in self._candidates():
+        for request in sorted(self.waiting, key=lambda request: request.group not in self.held):
             if (place := self._find(request)) is not None:
                 self._give(request, *place)
                 return Grant(request, *place)
         return None
-
-    def _candidates(self) -> Iterator[SeatRequest]:
-        """The requests that may be granted, in order; those that cost nobody a turn come first."""
-        yield from [request for request in self.waiting if self._at_work[request.group]]
-        if (
-            self.waiting and self.waiting[0].overtaken >= self.patience
-        ):  # no other one was overtaken as often
-            yield self.waiting[0]
-        else:
-            yield from sorted(self.waiting, key=lambda request: request.group not in self.held)
 
     def _find(self, request: SeatRequest) -> tuple[tuple[Seat, ...], tuple[str, ...]] | None:
         """Seats for a request, and who leaves them: few groups, and on the group's previous node
@@ -182,11 +167,7 @@ class Seats:
         return tuple(chosen), tuple(leaving)
 
     def _give(self, request: SeatRequest, seats: tuple[Seat, ...], leaving: Sequence[str]) -> None:
-        place = self.waiting.index(request)
-        if not self._at_work[request.group]:
-            for older in self.waiting[:place]:
-                older.overtaken += 1
-        del self.waiting[place]
+        self.waiting.remove(request)
         for name in leaving:
             self.leave(name)
         self.held[request.group] = self._previous[request.group] = seats

@@ -22,12 +22,12 @@ def seats_needed(args: SimpleNamespace) -> int:
 
 def engine_seats(run: Run, seating: Seating) -> dict[str, tuple[Seat, ...]]:
     """Returns the seats that policies' engines have as well, with `--train.colocate_all`: some of
-    one node, where the fewest engines are."""
+    one node, where the fewest engines are; those that need more are refused (devices.colocated)."""
     crowd, places = Counter[Seat](), dict[str, tuple[Seat, ...]]()
     for policy in run.policies:
         args = run.policy_args[policy.name]
-        if policy.trainable and args.train.colocate_all:
-            count = engine_gpus(args)
+        count = engine_gpus(args)
+        if policy.trainable and args.train.colocate_all and count <= seating.seats:
             choices = [
                 tuple(Seat(node, first + n) for n in range(count))
                 for node in range(seating.nodes)

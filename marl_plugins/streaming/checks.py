@@ -46,6 +46,13 @@ def check(run: Run) -> list[Problem]:
         for name, flags in sharing.items()
         if flags
     ]
+    if run.processes is not None and not run.processes.lasting:
+        got = (
+            "training processes come and go (marl_processes): they would do so for every group of "
+            "tasks"
+        )
+        fix = "leave out the plugin that shares devices between policies"
+        problems.append(Problem("streaming.seats", at(plugin=WHO), got, fix=fix))
     if queue_size(run.args):
         got = (
             "forward passes during a rollout would be by weights that another step's update "
@@ -126,10 +133,6 @@ def _of_the_run(run: Run) -> Iterator[Problem]:
         yield Problem(
             "streaming.whole_step", got=f"the whole step is needed by plugin {name}", fix=fix
         )
-    if run.processes is not None and not run.processes.lasting:
-        got = "training processes come and go, and what they have accumulated would end with them"
-        fix = "leave out the plugin that shares devices between policies (marl_processes)"
-        yield Problem("streaming.seats", got=got, fix=fix)
 
 
 def _of_a_policy(args: SimpleNamespace, name: str, run: Run) -> Iterator[Problem]:

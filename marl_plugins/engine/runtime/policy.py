@@ -304,8 +304,6 @@ class UpstreamPolicy(PolicyEngines):
             await self.processes.await_work(
                 "checked the critic's weights", *self.critic.async_run_method("check_finite")
             )
-        if "kl" in metrics:
-            self.trainer.kl_ctl.update(metrics["kl"], len(prepared.rows))
         return metrics
 
     @while_active
