@@ -21,10 +21,9 @@ from marl_plugins.core.process_backend import TrainingSpec
 from marl_plugins.core.workflow import Call, Sampling
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.devices import needed_devices
 from marl_plugins.engine.plan.engines_only import only_players, with_models
 from marl_plugins.engine.processes.engines import EnginePool, RestartBudget
-from marl_plugins.engine.runtime.engines_only import with_whole_models
-from marl_plugins.engine.runtime.merged_model import merge
 from marl_plugins.engine.runtime.tiny_model import resolve
 
 WORDS = [
@@ -47,7 +46,7 @@ def bases(*words):
 
 def test_all_policies_of_a_model_share_it():
     (base,) = bases("--policy.coder.ds.lora.rank", "3")
-    assert (base.model, base.trained, base.owner) == (
+    assert (base.model, base.adapters, base.owner) == (
         "tiny",
         ("solver", "coder", "verifier"),
         "solver",
@@ -69,7 +68,7 @@ def test_each_model_is_shared_by_its_own_adapters():
         "0",
     ]
     run = build_plan([*WORDS, *words]).run
-    assert [(base.model, base.trained) for base in bases_of(run)] == [
+    assert [(base.model, base.adapters) for base in bases_of(run)] == [
         ("tiny", ("solver",)),
         ("tiny:seed=1", ("coder",)),
     ]
@@ -113,7 +112,7 @@ def test_frozen_policies_and_followers_are_answered_by_the_same_engines(tmp_path
     )
     run = build_plan(["--recipe", str(recipe)]).run
     (base,) = bases_of(run)
-    assert (base.trained, base.following, base.frozen) == (("solver",), ("old",), ("still",))
+    assert (base.adapters, base.following, base.frozen) == (("solver",), ("old",), ("still",))
     assert base.slots == {"solver": 1, "old": 2}
     assert {run.processes.engines_of(run, policy.name) for policy in run.policies} == {"solver"}
     (base,) = bases_of(
@@ -333,35 +332,43 @@ def adapter(tmp_path_factory):
     return folder, model
 
 
-def test_an_evaluation_adds_adapters_to_their_models(adapter, tmp_path):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def evaluated(folder, *words):
+    run = only_players(build_plan([*WORDS, *words]).run)
+    return with_models(run, folder, ["solver", "verifier"])
 
-    folder, model = adapter
-    words = [*WORDS, "--policy.coder.ds.lora.rank", "0"]
-    run = with_models(only_players(build_plan(words).run), folder.parent, ["solver"])
-    whole = with_whole_models(run, tmp_path)
-    assert [p.model for p in whole.policies] == [str(tmp_path / "solver"), "tiny", "tiny"]
-    assert whole.policy_args["solver"].actor.model_name_or_path == str(tmp_path / "solver")
-    ids = torch.arange(3, 40)[None]
-    with torch.no_grad():
-        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "solver")(ids).logits
-        assert torch.allclose(merged, model(ids).logits, atol=1e-4)
-        assert not torch.allclose(
-            merged, AutoModelForCausalLM.from_pretrained(resolve("tiny"))(ids).logits, atol=1e-2
-        )
-    assert AutoTokenizer.from_pretrained(tmp_path / "solver").chat_template
+
+def test_saved_adapters_are_answered_by_one_engine_of_their_model(adapter, tmp_path):
+    """Whole, beside a model in bfloat16: added to its weights, most of a small one would be
+    rounded away."""
+    from safetensors.torch import load_file
+
+    folder, _ = adapter
+    shutil.copytree(folder, tmp_path / "solver")
+    shutil.copytree(folder, tmp_path / "verifier")
+    run = evaluated(tmp_path)
+    (base,) = bases_of(run)
+    assert (base.model, base.adapters) == (resolve("tiny"), ("solver", "verifier"))
+    assert base.engine_rank(run) == 8
+    assert needed_devices(run) == {"solver": 1, "coder": 1, "verifier": 0}
+    solver = run.policies[0]
+    assert (solver.model, solver.adapter) == (resolve("tiny"), str(tmp_path / "solver"))
+    tensors, config = unpacked(run.processes.saved_adapter(tmp_path / "solver"))
+    saved = load_file(folder / "adapter_model.safetensors")
+    assert config["r"] == 3 and tensors.keys() == saved.keys()
+    assert all(torch.equal(value, saved[name]) for name, value in tensors.items())
 
 
 @pytest.mark.parametrize(
     ("base", "code"), [("/nowhere/model", "eval.base_gone"), ("tiny:hidden=32", "eval.other_base")]
 )
 def test_an_adapter_of_another_model_is_refused(adapter, tmp_path, base, code):
-    copied = shutil.copytree(adapter[0], tmp_path / "solver")
-    config = json.loads((copied / "adapter_config.json").read_text())
-    config["base_model_name_or_path"] = resolve(base)
-    (copied / "adapter_config.json").write_text(json.dumps(config))
-    with refused((code, "adapter_config.json")):
-        merge(copied, tmp_path / "whole")
+    for name in ("solver", "verifier"):
+        shutil.copytree(adapter[0], tmp_path / name)
+    file = tmp_path / "solver" / "adapter_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "base_model_name_or_path": resolve(base)}))
+    with refused((code, "solver", "adapter_config.json")):
+        evaluated(tmp_path)
 
 
 # --- turns

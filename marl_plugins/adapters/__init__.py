@@ -43,7 +43,7 @@ def marl_describe(run: Run) -> dict[str, Any]:
     return {
         "bases": {
             base.model: {
-                "adapters": {name: run.policy_args[name].ds.lora.rank for name in base.trained},
+                "adapters": {name: run.policy_args[name].ds.lora.rank for name in base.adapters},
                 **({"following": list(base.following)} if base.following else {}),
                 **({"frozen": list(base.frozen)} if base.frozen else {}),
                 "ranks": base.ranks(run),

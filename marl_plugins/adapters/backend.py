@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins import OwnProcesses
@@ -37,9 +39,10 @@ class SharedBases(OwnProcesses):
     def devices(self, run: Run) -> Mapping[str, int]:
         needed = dict(super().devices(run))
         for base in bases_of(run):
-            for name in base.trained:
+            if trained := [name for name in base.adapters if name in needed]:
+                needed[f"adapters of {base.model}"] = base.ranks(run)
+            for name in trained:
                 del needed[name]
-            needed[f"adapters of {base.model}"] = base.ranks(run)
         return needed
 
     def engines_of(self, run: Run, policy: str) -> str:
@@ -57,11 +60,19 @@ class SharedBases(OwnProcesses):
             RemoteAdapterEngine, {"adapters": base.slots, "rank": base.engine_rank(run), **tokens}
         )
 
+    def saved_adapter(self, folder: Path) -> bytes:
+        from safetensors.torch import load_file
+
+        from marl_plugins.adapters.blob import packed
+
+        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        return packed(load_file(folder / "adapter_model.safetensors"), config)
+
     def open(self, run: Run) -> None:
         from marl_plugins.adapters.processes import SharedProcesses
 
         for base in bases_of(run):
-            self.shared |= dict.fromkeys(base.trained, SharedProcesses())
+            self.shared |= dict.fromkeys(base.adapters, SharedProcesses())
 
     def processes_of(self, spec: TrainingSpec) -> TrainingProcesses:
         from marl_plugins.adapters.processes import AdapterProcesses

@@ -26,30 +26,30 @@ class Base:
 
     Args:
         model: Its name.
-        trained: The policies that are adapters of it.
+        adapters: The policies that are adapters of it, trained or saved.
         following: Policies that follow one of these: adapters in the engines, which nobody trains.
         frozen: Policies that are the model itself.
     """
 
     model: str
-    trained: tuple[str, ...]
+    adapters: tuple[str, ...]
     following: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
 
     @property
     def owner(self) -> str:
         """The policy whose engines answer for all."""
-        return self.trained[0]
+        return self.adapters[0]
 
     @property
     def policies(self) -> tuple[str, ...]:
-        return (*self.trained, *self.following, *self.frozen)
+        return (*self.adapters, *self.following, *self.frozen)
 
     @property
     def slots(self) -> dict[str, int]:
         """The numbers of the adapters in an engine, from 1."""
         return {
-            name: number for number, name in enumerate((*self.trained, *self.following), start=1)
+            name: number for number, name in enumerate((*self.adapters, *self.following), start=1)
         }
 
     def ranks(self, run: Run) -> int:
@@ -58,7 +58,7 @@ class Base:
 
     def engine_rank(self, run: Run) -> int:
         """Returns the rank that the engines are started for: the next one that they know."""
-        largest = max(run.policy_args[name].ds.lora.rank for name in self.trained)
+        largest = max(run.policy_args[name].ds.lora.rank for name in self.adapters)
         return next((rank for rank in ENGINE_RANKS if rank >= largest), ENGINE_RANKS[-1])
 
 
@@ -67,12 +67,12 @@ def bases_of(run: Run) -> list[Base]:
     adapters = [p for p in run.policies if is_adapter(run, p)]
     bases = []
     for model in dict.fromkeys(p.model for p in adapters):
-        trained = [p.name for p in adapters if p.model == model]
-        following = [p.name for p in run.policies if p.follows in trained]
+        names = [p.name for p in adapters if p.model == model]
+        following = [p.name for p in run.policies if p.follows in names and p not in adapters]
         frozen = [
-            p.name for p in run.policies if p.model == model and _asks_the_model(run, p, trained[0])
+            p.name for p in run.policies if p.model == model and _asks_the_model(run, p, names[0])
         ]
-        bases.append(Base(model, tuple(trained), tuple(following), tuple(frozen)))
+        bases.append(Base(model, tuple(names), tuple(following), tuple(frozen)))
     return bases
 
 
@@ -82,8 +82,9 @@ def base_of(run: Run, policy: str) -> Base | None:
 
 
 def is_adapter(run: Run, policy: Policy) -> bool:
-    """Returns whether a policy is trained as an adapter."""
-    return policy.trainable and run.policy_args[policy.name].ds.lora.rank > 0
+    """Returns whether a policy is trained as an adapter, or a saved one."""
+    trained = policy.trainable and run.policy_args[policy.name].ds.lora.rank > 0
+    return trained or bool(policy.adapter)
 
 
 def _asks_the_model(run: Run, policy: Policy, owner: str) -> bool:
@@ -93,7 +94,7 @@ def _asks_the_model(run: Run, policy: Policy, owner: str) -> bool:
     Nor is a tiny model that plays no role: it is not trained on the demonstrations, which adapters'
     model is.
     """
-    if policy.trainable or policy.follows:
+    if policy.trainable or policy.follows or policy.adapter:
         return False
     same = _engine_flags(run.policy_args[policy.name]) == _engine_flags(run.policy_args[owner])
     return same and (bool(run.recipe.roles_of(policy.name)) or not is_tiny(policy.model))

@@ -73,9 +73,9 @@ def check_adapters(run: Run) -> list[Problem]:
                 flags=("ds.lora.rank",),
             )
         ]
-    of_one = {name: [*_of_one(run.policy_args[name])] for base in bases for name in base.trained}
+    of_one = {name: [*_of_one(run.policy_args[name])] for base in bases for name in base.adapters}
     unlike = [
-        problem for base in bases for name in base.trained for problem in _unlike(run, base, name)
+        problem for base in bases for name in base.adapters for problem in _unlike(run, base, name)
     ]
     return [*with_policies_named(of_one), *unlike]
 

@@ -38,6 +38,8 @@ class Policy:
         template: What its chat template is given beside the messages.
         excluded_by: The flag that excludes this policy of the recipe from the run; reported, and
             nothing of it is started.
+        adapter: Folder of a saved adapter (PEFT's) with which its engines answer, beside `model`;
+            in runs of engines only.
         served: Its model, where somebody else serves it: it answers in words, and `model` is
             `WORDS`.
     """
@@ -50,6 +52,7 @@ class Policy:
     follows: str = ""
     train_every: int = 1
     template: Mapping[str, Any] = field(default_factory=dict)
+    adapter: str = ""
     served: ServedModel | None = None
 
     @property

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def only_players(run: Run) -> Run:
     policy_args = {policy.name: copy.deepcopy(run.policy_args[policy.name]) for policy in policies}
     for args in policy_args.values():
         use_engines_only(args)
-    return replace(run, policies=policies, policy_args=policy_args)
+    return with_adapters(replace(run, policies=policies, policy_args=policy_args))
 
 
 def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
@@ -142,5 +143,52 @@ def with_folders(run: Run, models: Mapping[str, str]) -> Run:
     policy_args = {name: copy.deepcopy(args) for name, args in run.policy_args.items()}
     for name, model in models.items():
         policy_args[name].actor.model_name_or_path = model
-    policies = tuple(replace(p, model=models.get(p.name, p.model)) for p in run.policies)
-    return replace(run, policies=policies, policy_args=policy_args)
+    policies = tuple(
+        replace(p, model=models[p.name], adapter="") if p.name in models else p
+        for p in run.policies
+    )
+    return with_adapters(replace(run, policies=policies, policy_args=policy_args))
+
+
+def with_adapters(run: Run) -> Run:
+    """Returns the run with models that are saved adapters (PEFT's folders) told from the models
+    that they belong to, of which engines answer with all: added to bfloat16 weights, most of a
+    small adapter would be lost.
+
+    Raises:
+        ConfigurationError: A model is gone or another one's, or no plugin has engines for adapters.
+    """
+    policies, problems = [], list[Problem]()
+    for policy in run.policies:
+        folder, actor = Path(policy.model), run.policy_args[policy.name].actor
+        file = folder / "adapter_config.json"
+        if file.is_file():
+            config = json.loads(file.read_text(encoding="utf-8"))
+            actor.model_name_or_path = str(config.get("base_model_name_or_path"))
+            run.policy_args[policy.name].ds.lora.rank = int(config.get("r", 0))
+            problems += _adapter_problems(run, policy.name, folder, Path(actor.model_name_or_path))
+            policy = replace(policy, model=actor.model_name_or_path, adapter=str(folder))
+        policies.append(policy)
+    if problems:
+        raise ConfigurationError(problems)
+    return replace(run, policies=tuple(policies))
+
+
+def _adapter_problems(run: Run, policy: str, folder: Path, base: Path) -> Iterator[Problem]:
+    where = at(policy=policy, file=folder / "adapter_config.json")
+    if run.processes is None or not run.processes.adapters:
+        got = f"it is an adapter of {base}, and no plugin has engines for adapters"
+        yield Problem("eval.adapter", where, got, fix="add --plugin marl_plugins.adapters")
+    if not base.is_dir():
+        if base.is_absolute():
+            got = f"it is an adapter of {base}, which is not there"
+            fix = "put the model there, or name another in base_model_name_or_path"
+            yield Problem("eval.base_gone", where, got, fix=fix)
+        return
+    saved, there = (
+        json.loads((place / "config.json").read_text(encoding="utf-8")) for place in (folder, base)
+    )
+    for key in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        if saved.get(key) != there.get(key):
+            got = f"{key} of {base} is {there.get(key)}, and its own model's {saved.get(key)}"
+            yield Problem("eval.other_base", where, got)

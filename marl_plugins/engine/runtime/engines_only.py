@@ -4,15 +4,12 @@ serve`)."""
 from __future__ import annotations
 
 import asyncio
-import copy
-import tempfile
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from marl_plugins.core.concurrency import all_of
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.run import Run
 from marl_plugins.engine.plan.describe import first_lines
 from marl_plugins.engine.plan.engines_only import NO_TASKS
 from marl_plugins.engine.plan.plan import Plan
@@ -22,27 +19,6 @@ if TYPE_CHECKING:
     from marl_plugins.engine.runtime.session import Session
 
 T = TypeVar("T")
-
-
-def with_whole_models(run: Run, folder: Path) -> Run:
-    """Returns the run with adapters and their models as whole models, which are written into a
-    folder.
-
-    Raises:
-        ConfigurationError: An adapter's model is gone, or another one's.
-    """
-    from marl_plugins.engine.runtime.merged_model import base_of, merge
-
-    policy_args = {name: copy.deepcopy(args) for name, args in run.policy_args.items()}
-    policies = []
-    for policy in run.policies:
-        if base_of(Path(policy.model)):
-            whole = folder / policy.name
-            merge(Path(policy.model), whole)
-            policy = replace(policy, model=str(whole))
-            policy_args[policy.name].actor.model_name_or_path = str(whole)
-        policies.append(policy)
-    return replace(run, policies=tuple(policies), policy_args=policy_args)
 
 
 def with_engines(
@@ -79,10 +55,8 @@ def with_engines(
         terminated_like_interrupted(),
         asyncio.Runner() as loop,
         plugins_started(loop, plan, "evaluate"),
-        tempfile.TemporaryDirectory() as folder,
     ):
         with display.phase("loading tasks and tokenizers", announce=True):
-            plan = replace(plan, run=with_whole_models(run, Path(folder)))
             session = Session(plan, begun)
         if needs_tasks and not session.eval_tasks:
             raise ConfigurationError(NO_TASKS)
@@ -90,4 +64,14 @@ def with_engines(
         with ray_cluster(run, debug, python, models=session.models):
             with display.phase(f"starting engines (policies: {len(run.policies)})", announce=True):
                 session.start()
-            return run_until_terminated(loop, session, work(session))
+            return run_until_terminated(loop, session, _with_adapters(session, work))
+
+
+async def _with_adapters(session: Session, work: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
+    """Does the work once engines have the saved adapters of their policies."""
+    await all_of(
+        session.policies[policy.name].hold(session.backend.saved_adapter(Path(policy.adapter)), 0)
+        for policy in session.plan.run.policies
+        if policy.adapter
+    )
+    return await work(session)
