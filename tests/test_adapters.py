@@ -293,6 +293,24 @@ def test_module_trees_share_their_tensors_and_nothing_else(monkeypatch):
     assert two.head.weight is two.embed.weight
 
 
+def test_a_module_that_the_model_does_not_have_is_named():
+    """PEFT says nothing of it where another one is there."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    from marl_plugins.adapters.worker import check_targets
+
+    model = AutoModelForCausalLM.from_pretrained(resolve("tiny"))
+    targets = ["q_proj", "self_attn.k_proj", "v_porj"]
+    model = get_peft_model(model, LoraConfig(r=2, target_modules=targets))
+    check_targets(model, targets[:2])
+    check_targets(model, "all-linear")
+    with refused(("adapters.no_module", "ds.lora.target_modules")) as caught:
+        check_targets(model, targets)
+    (problem,) = caught.value.problems
+    assert "v_porj" in problem.got and "v_proj" in problem.fix and "q_proj" not in problem.got
+
+
 def test_an_adapter_comes_back_from_bytes_with_its_configuration():
     tensors = {
         "a.lora_A.weight": torch.randn(2, 3),

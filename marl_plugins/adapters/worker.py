@@ -26,6 +26,8 @@ from peft import get_peft_model_state_dict
 from transformers import AutoModelForCausalLM
 
 from marl_plugins.adapters.blob import packed
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.engine.processes.engines import substituted
 from marl_plugins.engine.processes.master_port import MasterPort
 from marl_plugins.engine.processes.pieces import Piece
@@ -52,6 +54,34 @@ class SharedModel:
         return copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
 
 
+def check_targets(model: torch.nn.Module, targets: str | Sequence[str] | None) -> None:
+    """Looks for each module that was named in a model with its adapter. PEFT passes over a name
+    that no module has, as long as another name has one.
+
+    Args:
+        targets: Names, as of `--ds.lora.target_modules`; a text is PEFT's own to check.
+
+    Raises:
+        ConfigurationError: A name has no adapter.
+    """
+    names = [f".{name}" for name, module in model.named_modules() if hasattr(module, "lora_A")]
+    given = [] if isinstance(targets, str) else targets or []
+    missing = [target for target in given if not any(n.endswith(f".{target}") for n in names)]
+    if missing:
+        linear = {
+            name.removesuffix(".base_layer").rpartition(".")[2]
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear) and ".lora_" not in name
+        }
+        problem = Problem(
+            "adapters.no_module",
+            at(flag="ds.lora.target_modules"),
+            f"the model has no module {', '.join(missing)}",
+            fix=f"its linear modules are called {', '.join(sorted(linear))}",
+        )
+        raise ConfigurationError(problem)
+
+
 class AdapterActor(PolicyActor):
     """One adapter in one training process.
 
@@ -74,7 +104,11 @@ class AdapterActor(PolicyActor):
         extensions: Sequence[str] = (),
     ) -> None:
         """Makes the adapter over the model that is there; checkpoints have nothing of the
-        latter."""
+        latter.
+
+        Raises:
+            ConfigurationError: The model has not all modules that were to have an adapter.
+        """
         lora = strategy.args.ds.lora
         if lora.target_modules == [
             "all-linear"
@@ -85,6 +119,7 @@ class AdapterActor(PolicyActor):
             super().init_model_from_pretrained(
                 strategy, pretrain, max_steps, None, False, extensions
             )
+        check_targets(self.engine.module, lora.target_modules)
         self.engine.save_checkpoint = functools.partial(
             self.engine.save_checkpoint, exclude_frozen_parameters=True
         )
