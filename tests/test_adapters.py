@@ -605,6 +605,38 @@ def test_an_engine_of_one_policy_answers_with_what_it_holds_whoever_is_asked():
     assert run(go())[0] == (("p", 3), ("p", -1), ("q", 3))
 
 
+def test_an_adapter_is_put_under_the_names_that_vllm_has_for_the_models_modules():
+    """gpt-oss's `self_attn` is vLLM's `attn`."""
+    pytest.importorskip("vllm")
+    from vllm.config.lora import LoRAConfig
+    from vllm.model_executor.models.gpt_oss import GptOssForCausalLM
+
+    from marl_plugins.adapters.engine import set_adapter
+
+    added = []
+    layer = "model.layers.0.attn"
+    manager = SimpleNamespace(
+        model=GptOssForCausalLM,
+        modules={f"{layer}.qkv_proj": None, f"{layer}.o_proj": None},
+        packed_modules={f"{layer}.qkv_proj": [f"{layer}.{part}_proj" for part in "qkv"]},
+        remove_adapter=lambda number: None,
+        add_adapter=added.append,
+        activate_adapter=lambda number: None,
+    )
+    limits = LoRAConfig(max_lora_rank=8, max_loras=2, max_cpu_loras=2)
+    limits.lora_dtype = torch.bfloat16
+    outer = SimpleNamespace(_adapter_manager=manager, lora_config=limits)
+    worker = SimpleNamespace(model_runner=SimpleNamespace(lora_manager=outer))
+    names = [f"base_model.model.model.layers.0.self_attn.{part}_proj" for part in "qo"]
+    tensors = {}
+    for name in names:
+        tensors[f"{name}.lora_A.weight"] = torch.ones(2, 3)
+        tensors[f"{name}.lora_B.weight"] = torch.ones(3, 2)
+    config = {"r": 2, "lora_alpha": 2, "target_modules": ["q_proj", "o_proj"]}
+    set_adapter(worker, packed(tensors, config), 1)
+    assert added[0].loras.keys() == {f"{layer}.q_proj", f"{layer}.o_proj"}
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_products_on_cpu_are_vllms_own(alone):
     """Up to the order of the sums; the tokens of no adapter get nothing."""

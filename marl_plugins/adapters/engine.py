@@ -55,7 +55,7 @@ adapter's B is 0, and it answers as the model does."""
 
 def set_adapter(worker: WorkerBase, blob: bytes, number: int) -> None:
     """Puts, inside a vLLM worker, an adapter into its slot, in the place of the one that was
-    there.
+    there; names of modules become vLLM's as in its own `WorkerLoRAManager._load_adapter`.
 
     Raises:
         ValueError: It has weights for modules that the engine has no adapters for, or a rank above
@@ -70,7 +70,16 @@ def set_adapter(worker: WorkerBase, blob: bytes, number: int) -> None:
     helper = PEFTHelper.from_dict(config)
     helper.validate_legal(outer.lora_config)
     dtype = outer.lora_config.lora_dtype
-    adapter = LoRAModel.from_lora_tensors(number, tensors, helper, device="cpu", dtype=dtype)
+    mapper = getattr(manager.model, "hf_to_vllm_mapper", None)
+    adapter = LoRAModel.from_lora_tensors(
+        number,
+        tensors,
+        helper,
+        device="cpu",
+        dtype=dtype,
+        weights_mapper=mapper and mapper.get_rename_mapper(),
+        skip_prefixes=getattr(manager.model, "lora_skip_prefixes", None),
+    )
     known = {
         *manager.modules,
         *(name for parts in manager.packed_modules.values() for name in parts),
