@@ -119,6 +119,9 @@ def test_frozen_policies_and_followers_are_answered_by_the_same_engines(tmp_path
         build_plan(["--recipe", str(recipe), "--policy.still.vllm.num_engines", "2"]).run
     )
     assert base.frozen == ()  # it has engines of its own kind
+    for flag, value in (("vllm.num_engines", "2"), ("data.max_len", "200")):
+        words = ["--recipe", str(recipe), f"--policy.old.{flag}", value]
+        assert found_by(build_plan, words) == [("adapters.shared", "old", flag)]
 
 
 # --- what is refused

@@ -49,6 +49,8 @@ OWN = (
 )
 """Beginnings of the flags that each adapter has for itself; all others of a policy are the
 processes' and the engines'."""
+OF_ENGINES = ("vllm.", "data.max_len")
+"""Beginnings of the engines' own; `vllm.enable_sleep` is off for whoever is not trained."""
 WITHOUT_ADAPTERS = ("lm_head", "embed_tokens")
 """Modules that upstream's Actor does not train as adapters right, or vLLM's engines have none
 for."""
@@ -75,7 +77,10 @@ def check_adapters(run: Run) -> list[Problem]:
         ]
     of_one = {name: [*_of_one(run.policy_args[name])] for base in bases for name in base.adapters}
     unlike = [
-        problem for base in bases for name in base.adapters for problem in _unlike(run, base, name)
+        problem
+        for base in bases
+        for name in (*base.adapters, *base.following)
+        for problem in _unlike(run, base, name)
     ]
     return [*with_policies_named(of_one), *unlike]
 
@@ -125,12 +130,15 @@ def _of_one(args: SimpleNamespace) -> Iterator[Problem]:
 
 def _unlike(run: Run, base: Base, policy: str) -> Iterator[Problem]:
     """Returns the flags that a policy does not have in common with the first adapter of its
-    model."""
+    model; of a policy that follows one, those of engines."""
     mine, first = run.policy_args[policy], run.policy_args[base.owner]
+    trained = policy in base.trained
+    alone = f", or make one a policy of its own (--policy.{policy}.ds.lora.rank 0)"
     for flag, entry in sorted(FLAGS.items()):
         if (
             entry.status == "policy"
             and not flag.startswith(OWN)
+            and (trained or (flag.startswith(OF_ENGINES) and flag != "vllm.enable_sleep"))
             and flag_value(mine, flag) != flag_value(first, flag)
         ):
             yield Problem(
@@ -139,6 +147,5 @@ def _unlike(run: Run, base: Base, policy: str) -> Iterator[Problem]:
                 f"{flag_value(mine, flag)!r}, and {flag_value(first, flag)!r} for {base.owner!r}, "
                 "an adapter of the same model",
                 expected="one value: training processes and engines are the same",
-                fix="give both the same, or make one a policy of its own "
-                f"(--policy.{policy}.ds.lora.rank 0)",
+                fix=f"give both the same{alone * trained}",
             )
