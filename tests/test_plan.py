@@ -245,6 +245,11 @@ def test_a_model_that_cannot_be_trained_is_refused(recipe, config, expected):
     recipe.model(config).refused(*expected)
 
 
+def test_a_saved_adapter_is_refused_as_a_model(recipe):
+    (recipe.model(QWEN).folder / "model" / "adapter_config.json").write_text("{}")
+    recipe.refused(("models.adapter", "recipe.yaml:6", "model"))
+
+
 def test_a_model_whose_rope_is_scaled_has_more_positions(recipe):
     scaled = QWEN | {"max_position_embeddings": 32, "rope_scaling": {"factor": 4.0}}
     assert recipe.model(scaled).warnings() == []

@@ -162,7 +162,13 @@ def _config_of(model: str) -> dict[str, Any]:
 
 
 def _config_problems(folder: Path) -> list[Problem]:
-    """Returns what config.json says of a model that cannot be trained here."""
+    """Returns what config.json says of a model that cannot be trained here; adapters have one,
+    too."""
+    if in_folder(folder, "adapter_config.json"):
+        got = "it is an adapter, whose weights are what is added to a model's"
+        fix = "merge the two into one model; `openrlhf eval` and `serve` take it with "
+        fix += f"--models {folder.parent}"
+        return [Problem("models.adapter", at(folder=folder), got, fix=fix)]
     file = folder / "config.json"
     if not file.is_file():
         return [Problem("models.no_config", at(folder=folder), "the model has no config.json")]
