@@ -132,7 +132,7 @@ def _unlike(run: Run, base: Base, policy: str) -> Iterator[Problem]:
     """Returns the flags that a policy does not have in common with the first adapter of its
     model; of a policy that follows one, those of engines."""
     mine, first = run.policy_args[policy], run.policy_args[base.owner]
-    trained = policy in base.trained
+    trained = policy in base.adapters
     alone = f", or make one a policy of its own (--policy.{policy}.ds.lora.rank 0)"
     for flag, entry in sorted(FLAGS.items()):
         if (
