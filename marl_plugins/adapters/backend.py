@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from marl_plugins import Problem, Run, TrainingProcesses
     from marl_plugins.adapters.processes import SharedProcesses
 
-PREFILL_TOKENS = 1024
-"""Prompt tokens of one engine step on CPU, where vLLM copies an adapter's matrices for each of
-them."""
-
 
 class SharedBases(OwnProcesses):
     """One group of training processes and one pool of engines for each model with adapters; other
@@ -55,9 +51,8 @@ class SharedBases(OwnProcesses):
             return None
         from marl_plugins.adapters.engine import RemoteAdapterEngine
 
-        tokens = {"max_num_batched_tokens": PREFILL_TOKENS} if run.device == "cpu" else {}
         return EngineKind(
-            RemoteAdapterEngine, {"adapters": base.slots, "rank": base.engine_rank(run), **tokens}
+            RemoteAdapterEngine, {"adapters": base.slots, "rank": base.engine_rank(run)}
         )
 
     def saved_adapter(self, folder: Path) -> bytes:

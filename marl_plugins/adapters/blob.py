@@ -15,13 +15,7 @@ KEY = "adapter_config"
 def packed(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> bytes:
     """Returns an adapter's tensors and configuration as bytes."""
     own = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    text = json.dumps(
-        {
-            name: sorted(value) if isinstance(value, set) else value
-            for name, value in config.items()
-        },
-        default=str,
-    )
+    text = json.dumps(dict(config), default=sorted)
     blob: bytes = safetensors.torch.save(own, {KEY: text})
     return blob
 
