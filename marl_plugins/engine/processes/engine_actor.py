@@ -219,8 +219,7 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
             # rewinds the request's generator, which CPU generators cannot do
             # (gpu_model_runner.py:3785).
             kwargs["enable_chunked_prefill"] = False
-            tokens = kwargs.get("max_num_batched_tokens", PREFILL_TOKENS)
-            kwargs["max_num_batched_tokens"] = max(tokens, kwargs["max_model_len"])
+            kwargs["max_num_batched_tokens"] = max(PREFILL_TOKENS, kwargs["max_model_len"])
             leave_no_files()
         with with_root_cause():
             await super().__init__(*args, **kwargs)
