@@ -305,6 +305,7 @@ B_PROMPT = {
     "brace": case("roles.braces, :4, roles.pro.prompt, pro.md", pro="{question} {"),
     "JSON": case("roles.field, :4, roles.pro.prompt, pro.md", pro='{"a": 1} {question}'),
     "1 MB": case("lengths.prompt, :14, pro", pro="x" * 1_000_000 + "{question}"),
+    "a field of Jinja's": case("roles.jinja, :4, roles.pro.prompt, pro.md", pro="{{ question }}"),
     "field without a name": case("roles.field, :4, roles.pro.prompt, pro.md", pro="{}"),
 }
 C_WORKFLOW = {

@@ -17,6 +17,8 @@ from marl_plugins.core.section import Section
 
 NAME = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 """Of a role or a policy, which names files and folders too."""
+JINJA_FIELD = re.compile(r"(?<![\w\\}])\{\{\s*([A-Za-z_]\w*)\s*\}\}")
+"""What is a field elsewhere; directly after a word it is LaTeX's, as in \\boxed{{answer}}."""
 
 
 def _where_mapping(origins: Origins, *key: str) -> Where:
@@ -112,6 +114,10 @@ def _prompt(path: Path) -> list[Problem]:
         return [
             Problem("roles.empty_prompt", where, "is empty", fix="write what the role is asked")
         ]
+    if not fields and (jinja := JINJA_FIELD.search(text)):
+        got = f"{jinja[0]} is the text {{{jinja[1]}}}, and there is no field"
+        fix = f"a field is {{{jinja[1]}}}"
+        return [Problem("roles.jinja", where, got, fix=fix)]
     no_name = [field for field in fields if not field.isidentifier()]
     fix = "a field is a name such as {problem}, and braces are written {{ and }}"
     problems = [
