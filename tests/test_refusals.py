@@ -279,6 +279,13 @@ A_FLAG = {
         "flags.pointless, :14, data.prompt_dataset",
         tasks="def load(split): return []",
     ),
+    "model beside its flag": flag(
+        "actor.model_name_or_path: tiny:seed=3", "flags.pointless, :15, actor.model_name_or_path"
+    ),
+    "model beside its flag, both replaced": good(
+        recipe=("flags:\n", "flags:\n  actor.model_name_or_path: tiny:seed=3\n"),
+        words="--actor.model_name_or_path tiny",
+    ),
     "flag without a value": flag(
         "logger.wandb.group:", "recipe.no_value, :15, flags.logger.wandb.group"
     ),

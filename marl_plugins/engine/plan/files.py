@@ -140,6 +140,7 @@ def _scorers(plan: Plan) -> list[Problem]:
 
 def _pointless(plan: Plan) -> list[Problem]:
     run, recipe = plan.run, plan.run.recipe
+    model = None if "actor.model_name_or_path" in run.on_command_line else recipe.model
     problems = [
         Problem(
             "flags.pointless",
@@ -152,6 +153,7 @@ def _pointless(plan: Plan) -> list[Problem]:
             ("data.prompt_split", "tasks", recipe.tasks),
             ("data.prompt_probs", "tasks", recipe.tasks),
             ("reward.remote_url", "grader", recipe.grader),
+            ("actor.model_name_or_path", "model", model),
         )
         if value and flag in run.given
     ]
