@@ -245,3 +245,17 @@ def test_samples_of_a_training_set_are_refused(tmp_path):
     )
     with refused(("tasks.samples", "data.prompt_dataset")):
         read_sources(SimpleNamespace(args=args), "train")
+
+
+def test_of_tasks_from_the_hub_only_their_own_split_is_unread(recipe):
+    from_hub = ("--eval.dataset", "owner/name:test", "--eval.steps", "1")
+    counted = recipe.plan(*from_hub).counted
+    assert counted["train"] and "eval" not in counted
+    with pytest.raises(ConfigurationError) as caught:
+        recipe.plan(*from_hub, "--data.max_samples", "1")
+    assert [problem.code for problem in caught.value.problems] == ["tasks.too_few"]
+    recipe.write(wrong_py="async def run(task, roles, tools):\n    return task.nothing\n")
+    recipe.edit("workflow.py", "wrong.py")
+    with pytest.raises(ConfigurationError) as caught:
+        recipe.plan(*from_hub)
+    assert [problem.code for problem in caught.value.problems] == ["rehearsal.raises"]

@@ -12,7 +12,7 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.plan.engines_only import NO_TASKS, models_parser, planned
 from marl_plugins.engine.plan.plan import Plan
-from marl_plugins.engine.plan.tasks import from_hub
+from marl_plugins.engine.plan.tasks import known_tasks
 from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.runtime.engines_only import with_engines
 
@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
         print(parser().format_help(), end="")
         return 0
     plan, options = planned(words, parser())
-    if not from_hub(plan.run) and not plan.tasks("eval"):
+    if known_tasks(plan, "eval") == []:
         raise ConfigurationError(NO_TASKS)
     if plan.options.dry_run:
         return print_plan(plan, {})

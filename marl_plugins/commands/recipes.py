@@ -31,7 +31,7 @@ from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.resume import COMMAND_FILE
 from marl_plugins.engine.plan.sections import load_recipe
-from marl_plugins.engine.plan.tasks import from_hub
+from marl_plugins.engine.plan.tasks import known_tasks
 from marl_plugins.engine.plan.workflow_file import WorkflowFile, workflow_of
 
 
@@ -263,8 +263,10 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
 
 def _tasks_are_read(plan: Plan, problems: Problems) -> bool:
     """Returns whether a plan's tasks can be read; a hub's are read when a run starts."""
-    splits = () if from_hub(plan.run) else ("train", "eval")
-    return all(problems.attempt(partial(plan.tasks, split)) is not None for split in splits)
+    wrong = len(problems)
+    for split in ("train", "eval"):
+        problems.attempt(partial(known_tasks, plan, split))
+    return len(problems) == wrong
 
 
 def copy(name: str, folder: Path) -> int:

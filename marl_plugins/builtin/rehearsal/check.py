@@ -20,7 +20,7 @@ from marl_plugins.core.workflow import Workflow
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.resolve_plugins import arity_problem
-from marl_plugins.engine.plan.tasks import from_hub
+from marl_plugins.engine.plan.tasks import known_tasks
 from marl_plugins.engine.plan.workflow_file import WorkflowFile, workflow_of
 
 
@@ -28,10 +28,7 @@ def check_workflow(plan: Plan) -> list[Problem]:
     """Returns the mistakes of the run's workflow and grader that show without any model, and what
     else they raise, as warnings."""
     run = plan.run
-    tasks: Sequence[Task] = []
-    evaluation: Sequence[Task] = []
-    if not from_hub(run):
-        tasks, evaluation = plan.tasks("train"), plan.tasks("eval")
+    tasks, evaluation = known_tasks(plan, "train") or [], known_tasks(plan, "eval") or []
     kinds = different(chain(tasks[:1], evaluation, tasks[1:]))
     first = kinds[0] if kinds else None
     copies = copies_of_label(tasks)

@@ -66,7 +66,7 @@ from marl_plugins.engine.plan.resolve_plugins import (
     wrong_answer,
 )
 from marl_plugins.engine.plan.sections import load_recipe, sections_of
-from marl_plugins.engine.plan.tasks import check_tasks, from_hub, task_warnings
+from marl_plugins.engine.plan.tasks import check_tasks, task_warnings
 from marl_plugins.engine.plan.templates import check_templates
 from marl_plugins.engine.plan.without import kept_plugins, without
 
@@ -177,7 +177,7 @@ def build_plan(words: Sequence[str]) -> Plan:
             got = f"gave nothing, so {run.args.algo.advantage.estimator} trains"
             where, fix = at(plugin=owners, hook="marl_estimator"), "does it end with `return`?"
             problems.append(Problem("plugin.no_estimator", where, got, fix=fix, severity="warning"))
-    if not problems.errors and not from_hub(run):
+    if not problems.errors:
         problems += problems.attempt(lambda: check_tasks(plan)) or []
         problems += (
             []

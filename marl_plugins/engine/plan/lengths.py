@@ -28,7 +28,7 @@ from marl_plugins.engine.plan.plan import Plan, RoleLengths
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.resolve_plugins import tools_of
 from marl_plugins.engine.plan.script import ONES
-from marl_plugins.engine.plan.tasks import from_hub
+from marl_plugins.engine.plan.tasks import known_tasks
 
 Messages = Sequence[tuple[str, str]]
 """Chat messages: role and text of each."""
@@ -55,7 +55,7 @@ class Lengths:
 def check_lengths(plan: Plan) -> Lengths:
     """Compares what each role is shown with the length of its policy, after the rehearsal."""
     run, report = plan.run, Lengths()
-    tasks = [] if from_hub(run) else [*plan.tasks("train"), *plan.tasks("eval")]
+    tasks = [t for split in ("train", "eval") for t in known_tasks(plan, split) or ()]
     models = {p.name: p.model for p in run.policies}
     tools = tools_of(plan.plugins, run)
     counters = {model: counter_of(model) for model in dict.fromkeys(models.values())}

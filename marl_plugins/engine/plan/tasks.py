@@ -22,24 +22,33 @@ MOST_NAMED = 5
 """Tasks that a message names."""
 
 
-def from_hub(run: Run) -> bool:
-    """Returns whether tasks come from a hub; those are read when a run really starts."""
-    names = [None if run.recipe.tasks else run.args.data.prompt_dataset, run.args.eval.dataset]
-    return any(s.is_elsewhere for name in names if name for s in sources_of(name))
+def from_hub(run: Run, split: str) -> bool:
+    """Returns whether a split's tasks come from a hub; those are read when a run really starts."""
+    data = run.args.eval.dataset
+    if split == "train":
+        data = None if run.recipe.tasks else run.args.data.prompt_dataset
+    return bool(data) and any(source.is_elsewhere for source in sources_of(data))
+
+
+def known_tasks(plan: Plan, split: str) -> list[Task] | None:
+    """Returns a split's tasks; None for a hub's as long as nobody has read them."""
+    unread = split not in plan.counted and from_hub(plan.run, split)
+    return None if unread else plan.tasks(split)
 
 
 def check_tasks(plan: Plan) -> list[Problem]:
     """Returns what is wrong with the tasks themselves, whichever plugin or file they come from."""
     run, problems = plan.run, []
-    train, evaluation = plan.tasks("train"), plan.tasks("eval")
+    known, known_evaluation = known_tasks(plan, "train"), known_tasks(plan, "eval")
+    train, evaluation = known or [], known_evaluation or []
     owners = plan.plugins.owners("marl_tasks")
     source = at(plugin=owners, hook="marl_tasks") if owners else ()
     if other := [task for task in (*train, *evaluation) if not isinstance(task, Task)]:
         expected = "each task to be a marl_plugins.Task"
         return [Problem("tasks.kind_of_value", source, f"{other[0]!r:.80}", expected)]
-    if not train:
+    if known == []:
         problems.append(Problem("tasks.none", source, "there are no tasks to train on"))
-    elif not run.episode_steps(len(train)):
+    elif train and not run.episode_steps(len(train)):
         problems.append(
             Problem(
                 "tasks.too_few",
@@ -58,7 +67,10 @@ def check_tasks(plan: Plan) -> list[Problem]:
         problems += (replace(p, where=file + p.where) for p in _of_split(split, tasks))
         if any(problem.code == "tasks.text" for problem in problems):
             return problems
-    return [*problems, *_in_both(run, train, evaluation), *_best_metric_problems(run, evaluation)]
+    problems += _in_both(run, train, evaluation)
+    if known_evaluation is not None:
+        problems += _best_metric_problems(run, evaluation)
+    return problems
 
 
 def _of_split(split: str, tasks: Sequence[Task]) -> Iterator[Problem]:
@@ -164,14 +176,15 @@ def _best_metric_problems(run: Run, evaluation: Sequence[Task]) -> list[Problem]
 
 def task_warnings(plan: Plan) -> list[Problem]:
     """Returns what is worth knowing of the tasks before they are trained on."""
-    run, train, evaluation = plan.run, plan.tasks("train"), plan.tasks("eval")
+    run, known_evaluation = plan.run, known_tasks(plan, "eval")
+    train, evaluation = known_tasks(plan, "train") or [], known_evaluation or []
     warnings: list[Problem] = [
         *field_warnings(train),
         *field_warnings(evaluation),
         *_label_warnings(plan),
     ]
     warnings += [*_text_warnings("train", train), *_text_warnings("eval", evaluation)]
-    if run.args.eval.steps > 0 and "eval.steps" in run.given and not evaluation:
+    if run.args.eval.steps > 0 and "eval.steps" in run.given and known_evaluation == []:
         source = "load('eval') gave none" if run.recipe.tasks else "give --eval.dataset FILE"
         warnings.append(
             Problem(
@@ -235,7 +248,7 @@ def _label_warnings(plan: Plan) -> list[Problem]:
     if not run.recipe.grader or "label" not in read_text(run.folder / run.recipe.grader):
         return []
     for split in ("train", "eval"):
-        tasks = plan.tasks(split)
+        tasks = known_tasks(plan, split) or []
         count = sum(task.label in (None, []) or not str(task.label).strip() for task in tasks)
         if count:
             fix = "give each a label, or use another grader"

@@ -119,8 +119,10 @@ class Session:
         Raises:
             ConfigurationError: A demonstration is wrong.
         """
-        for warning in task_warnings(self.plan) if from_hub(self.plan.run) else ():
-            display.say(f"warning: {warning}")
+        run = self.plan.run
+        for warning in task_warnings(self.plan):
+            if (from_hub(run, "train") or from_hub(run, "eval")) and warning not in run.warnings:
+                display.say(f"warning: {warning}")
         from marl_plugins.engine.runtime.warm_start import draw, warm_start
 
         config, module = self.plan.run.section(WarmStartConfig), self.plan.run.demonstrations_module
