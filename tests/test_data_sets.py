@@ -16,6 +16,7 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.sources import Source, read_sources, sources_of, with_paths
 from marl_plugins.core.recipe.tasks import read_tasks
 from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.engines_only import only_players
 from marl_plugins.engine.plan.tasks import _of_split
 from marl_plugins.engine.records.run_folder import _named
 
@@ -259,3 +260,12 @@ def test_of_tasks_from_the_hub_only_their_own_split_is_unread(recipe):
     with pytest.raises(ConfigurationError) as caught:
         recipe.plan(*from_hub)
     assert [problem.code for problem in caught.value.problems] == ["rehearsal.raises"]
+
+
+def test_evaluation_tasks_that_training_never_looks_at_are_said(recipe):
+    recipe.write(other_jsonl='{"problem": "one and one?", "answer": "2"}\n')
+    words = ("--eval.dataset", str(recipe.folder / "other.jsonl"))
+    trained = recipe.plan(*words).run
+    evaluated = recipe.plan(*words, "--eval.steps", "1").run
+    for run, told in ((trained, True), (only_players(trained), False), (evaluated, False)):
+        assert ("tasks.not_evaluated" in [w.code for w in run.warnings]) == told

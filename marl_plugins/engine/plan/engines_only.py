@@ -20,6 +20,8 @@ from marl_plugins.engine.plan.resume import COMMAND_FILE
 
 TRAINING = ("resume", "resume_with_changes")
 """Flags of `openrlhf train` that would do nothing here."""
+OF_TRAINING = ("tasks.not_evaluated",)
+"""Codes of warnings that say what a training does not do."""
 NO_TASKS = Problem(
     "tasks.none_held_out",
     got="there are no held-out tasks: the recipe's `tasks:` gives none for eval, nor "
@@ -86,7 +88,9 @@ def only_players(run: Run) -> Run:
     policy_args = {policy.name: copy.deepcopy(run.policy_args[policy.name]) for policy in policies}
     for args in policy_args.values():
         use_engines_only(args)
-    return with_adapters(replace(run, policies=policies, policy_args=policy_args))
+    warnings = tuple(w for w in run.warnings if w.code not in OF_TRAINING)
+    players = replace(run, policies=policies, policy_args=policy_args, warnings=warnings)
+    return with_adapters(players)
 
 
 def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:

@@ -195,6 +195,15 @@ def task_warnings(plan: Plan) -> list[Problem]:
                 severity="warning",
             )
         )
+    if (
+        {"eval.dataset", "eval.steps"} & run.given == {"eval.dataset"}
+        and run.args.eval.steps <= 0
+        and any(policy.trainable for policy in run.policies)
+    ):
+        got = f"{run.args.eval.dataset}: training evaluates nothing without --eval.steps"
+        where, fix = at(flag="eval.dataset"), "give --eval.steps N"
+        problem = Problem("tasks.not_evaluated", where, got, fix=fix, severity="warning")
+        warnings.append(problem)
     return warnings
 
 
