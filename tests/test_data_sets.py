@@ -269,3 +269,10 @@ def test_evaluation_tasks_that_training_never_looks_at_are_said(recipe):
     evaluated = recipe.plan(*words, "--eval.steps", "1").run
     for run, told in ((trained, True), (only_players(trained), False), (evaluated, False)):
         assert ("tasks.not_evaluated" in [w.code for w in run.warnings]) == told
+
+
+def test_a_folder_in_a_recipe_lies_beside_it(recipe):
+    (recipe.folder / "set").mkdir()
+    (recipe.folder / "data.jsonl").rename(recipe.folder / "set" / "train.jsonl")
+    recipe.edit("data.jsonl", "set")
+    assert recipe.plan().counted["train"]

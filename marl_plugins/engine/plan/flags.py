@@ -224,8 +224,8 @@ def beside_recipe(
     name = flag.words[0]
 
     def beside(path: str) -> str:
-        local = path.startswith(".") or Path(path).suffix in (*SUFFIXES, ".py")
-        return str(folder / path) if local else path
+        is_file = path.startswith(".") or Path(path).suffix in (*SUFFIXES, ".py")
+        return str(folder / path) if is_file or (path and (folder / path).exists()) else path
 
     if actions[flag.name].type is recipe_file:
         return replace(flag, words=(str(folder / name),))
