@@ -706,6 +706,7 @@ FIXES = {
     "--max_st 5": "'max_steps'",
     "--algo.advantage.estimator grpo": "group_norm",
     "--coach.policy pro": "--plugin marl_plugins.coach",
+    "--plugin coach": "'marl_plugins.coach'",
 }
 
 

@@ -27,7 +27,7 @@ from typing import TypeGuard
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded, is_from_outside
 from marl_plugins.core.plugin_names import GROUP, SHIPPED
-from marl_plugins.core.problems import Problem, Where, at, meant
+from marl_plugins.core.problems import Problem, Where, at, close_names, meant
 from marl_plugins.core.version import __version__
 
 FOLDERS = "marl_folder_"
@@ -71,12 +71,14 @@ def load(name: str) -> ModuleType:
         missing = error.__cause__
         if isinstance(missing, ModuleNotFoundError) and f"{name}.".startswith(f"{missing.name}."):
             known = [*SHIPPED, *(e.name for e in metadata.entry_points(group=GROUP))]
+            by_last_part = {each.rpartition(".")[2]: each for each in known}
+            close = [by_last_part[part] for part in close_names(name, by_last_part)]
             raise ConfigurationError(
                 Problem(
                     "plugin.unknown",
                     at(plugin=name),
                     f"is not a module, an entry point of group {GROUP!r} or a .py file",
-                    fix=meant(name, known),
+                    fix=meant(close[0] if close else name, known),
                 )
             ) from None
         raise ConfigurationError(_around(p, at(plugin=name)) for p in error.problems) from missing

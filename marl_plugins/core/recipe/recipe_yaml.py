@@ -81,6 +81,7 @@ YAML_HINTS = {
     "cannot start any token": "quote a text that begins with this character",
     "unexpected end of stream": "a quotation mark is never closed",
     "<stream end>": "a bracket is never closed",
+    "2002:merge": "`<<` is not read: write its keys out, or use `extends`",
 }
 """What the parser's words mean in a recipe, by a part of them."""
 

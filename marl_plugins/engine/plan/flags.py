@@ -283,11 +283,8 @@ def check_flag(
         ]
     if flag.off:
         got = "false is for switches, and this flag takes a value"
-        return (
-            [Problem("flags.no_switch", where, got, fix="give the value, or remove the key")]
-            if action.nargs != 0
-            else []
-        )
+        fix = "give the value, or remove the key; YAML reads off and no as false: put it in quotes"
+        return [Problem("flags.no_switch", where, got, fix=fix)] if action.nargs != 0 else []
     if not entry and flag.name in parser.of_upstream:
         got = (
             f"new in openrlhf {upstream_cli.upstream_version()}; what becomes of it with several "
