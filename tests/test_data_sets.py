@@ -182,6 +182,8 @@ def test_sets_are_mixed_as_upstream_mixes_them(gsm8k):
     assert [t.prompt for t in tasks] == list(expected)
     with refused(("tasks.shares", "data.prompt_probs")):
         read("train", both, prompt_probs="3,1")
+    with refused(("tasks.shares", "data.prompt_probs")):
+        read("train", both, prompt_probs="0.7,0.2,0.1")
     counts = Counter(t.dataset for t in tasks)
     assert counts["gsm8k"] > counts["other"] >= 5 and len({t.id for t in tasks}) == len(tasks)
 

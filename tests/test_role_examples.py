@@ -38,6 +38,7 @@ def test_examples_stand_between_system_and_user_as_they_are(tmp_path_factory, pa
         "",
         "- {user: a}",
         "- a: [",
+        "- {user: a, assistant: 2024-13-01}",
     ],
 )
 def test_other_files_are_no_examples(text, tmp_path):

@@ -10,6 +10,7 @@ import yaml
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at, close_names
+from marl_plugins.core.recipe.recipe_yaml import yaml_hint
 from marl_plugins.core.recipe.texts import read_text
 
 Render = Callable[[Mapping[str, str]], list[dict[str, str]]]
@@ -22,10 +23,11 @@ def read_examples(path: Path) -> list[dict[str, str]]:
     Raises:
         ConfigurationError: It is something else.
     """
+    fix = 'put what YAML takes for a number, a date or a mapping in quotes: `assistant: "12"`'
     try:
         items = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
-        items = str(error)
+    except (yaml.YAMLError, ValueError) as error:  # the latter of a date that there is not
+        items, fix = str(error), yaml_hint(str(error)) or fix
     if isinstance(items, list) and items:
         messages = [
             {"role": role, "content": text}
@@ -38,7 +40,6 @@ def read_examples(path: Path) -> list[dict[str, str]]:
             return messages
     got = f"it holds {items!r:.200}"
     expected = "a list, each item with the texts `user` and `assistant`"
-    fix = 'put what YAML takes for a number or a mapping in quotes: `assistant: "12"`'
     raise ConfigurationError(Problem("roles.examples", at(file=path), got, expected, fix))
 
 

@@ -166,7 +166,7 @@ def _mixed(run: Run, parts: Sequence[Sequence[Task]]) -> list[Task]:
             seed=run.args.train.seed,
             stopping_strategy="all_exhausted",
         )["id"]
-    except ValueError as error:
+    except (ValueError, IndexError) as error:  # of other numbers of shares than sets
         where, got = at(flag="data.prompt_probs"), f"{run.args.data.prompt_probs}: {error}"
         expected = f"{len(parts)} shares, which add up to 1"
         raise ConfigurationError(Problem("tasks.shares", where, got, expected)) from None
