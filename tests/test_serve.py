@@ -23,7 +23,9 @@ def test_each_request_is_sampled_as_it_says_and_remembers_nothing(tmp_path):
 
     async def play(post):
         for _ in range(3):
-            status, body = await post(messages=[{"role": "user", "content": "hello"}])
+            status, body = await post(
+                messages=[{"role": "user", "content": "hello"}], stop="", top_k=-1
+            )
             assert status == 200, body
         content = body["choices"][0]["message"]["content"]
         talk = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": content}]
@@ -31,6 +33,7 @@ def test_each_request_is_sampled_as_it_says_and_remembers_nothing(tmp_path):
         assert (await post(messages=[*talk, last], temperature=0.5, top_p=0.9))[0] == 200
         assert (await post(messages=[last], temperature="hot"))[0] == 400
         assert (await post(messages=[last], top_p=0))[0] == 400
+        assert (await post(messages=[last], top_k=5))[0] == 400
         assert (await post(messages=[last], guided_json={"type": "object"}))[0] == 400
         assert (await post(model="b", messages=[last]))[0] == 404
         assert (await post(messages=[{"role": "user", "content": "x" * 200}]))[0] == 400
@@ -71,6 +74,7 @@ def test_each_request_is_sampled_as_it_says_and_remembers_nothing(tmp_path):
     asyncio.run(both())
     assert [call.sampling.temperature for call in calls[:4]] == [0.0, 0.0, 0.0, 0.5]
     assert calls[3].sampling.top_p == 0.9
+    assert "" not in calls[0].sampling.stop
     assert len({call.seed for call in calls[:3]}) == 3
     assert len({call.context_ids for call in calls[:3]}) == 1
 

@@ -120,11 +120,8 @@ class ChatRequest(SentRequest):
     @property
     def stops(self) -> list[str]:
         """The texts that end the answer."""
-        return (
-            [self.stop]
-            if isinstance(self.stop, str)
-            else [text for text in self.stop or () if text]
-        )
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [text for text in texts if text]
 
 
 def checked(form: type[Form], body: bytes | Mapping[str, Any]) -> Form:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from marl_plugins.builtin.agents.requests import CallReward, ChatRequest, EndpointRefusal
@@ -33,6 +34,16 @@ if TYPE_CHECKING:
     from marl_plugins.engine.runtime.rollout import Rollout
 
 T = TypeVar("T")
+NEUTRAL: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "top_k": (None, 0, -1),
+        "min_p": (None, 0),
+        "repetition_penalty": (None, 1),
+        "presence_penalty": (None, 0),
+        "frequency_penalty": (None, 0),
+    }
+)
+"""What changes nothing of the ways to sample that the engines are not asked for."""
 
 
 def own_parser() -> UpstreamParser:
@@ -181,8 +192,12 @@ class ServedRoles:
         """The temperature and the top-p of a request.
 
         Raises:
-            EndpointRefusal: One of them is no number, or out of its range.
+            EndpointRefusal: One of them is no number, or out of its range; or it asks for another
+                way to sample.
         """
+        for name, neutral in NEUTRAL.items():
+            if (value := request.ignored.get(name)) not in neutral:
+                raise EndpointRefusal(f"{name}: {value!r} is not applied here: leave it out")
         sampling = {}
         for name, least, most in (("temperature", 0.0, 2.0), ("top_p", 1e-9, 1.0)):
             value = request.ignored.get(name)
