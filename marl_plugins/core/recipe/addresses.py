@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from string import Template
 from urllib.parse import parse_qsl, urlsplit
 
-from marl_plugins.core.problems import Problem, meant
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.redaction import SECRET_FIELD
 
 
@@ -22,13 +22,8 @@ def wrong_variables(text: str) -> Iterator[Problem]:
         variable for variable in Template(text).get_identifiers() if variable not in os.environ
     ]
     if unset:
-        fix = "; ".join(filter(None, [_like(unset[0]), "export it before the run"]))
-        yield Problem("variable.unset", got=f"${unset[0]} is not set in the environment", fix=fix)
-
-
-def _like(name: str) -> str:
-    """Returns the variable that may be meant, as a question."""
-    return meant(name, [v for v in os.environ if v.isupper()]) if len(name) > 3 else ""
+        got = f"${unset[0]} is not set in the environment"
+        yield Problem("variable.unset", got=got, fix="export it before the run")
 
 
 def wrong_address(url: str, example: str) -> Iterator[Problem]:
