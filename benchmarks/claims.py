@@ -79,7 +79,7 @@ COMMANDS = {
         f"learning swarm --arms trained async async_token {SEEDS}",
         f"swarm {SEEDS} --arms 8/0 4/4 2/6 uniform stronger",
         "swarm --arms 6/2 alone capability",
-        "swarm --arms 'stream 8/0' 'stream 4/4'",
+        "swarm --arms 'stream 8/0' 'stream 6/2' 'stream 4/4' 'stream 2/6'",
     ],
     "A judge that is trained": [
         f"judge dsbench --seeds 0 1 2 3 --arms {arms}"
