@@ -183,7 +183,7 @@ def _adapter_problems(run: Run, policy: str, folder: Path, base: Path) -> Iterat
     if run.processes is None or not run.processes.adapters:
         got = f"it is an adapter of {base}, and no plugin has engines for adapters"
         yield Problem("eval.adapter", where, got, fix="add --plugin marl_plugins.adapters")
-    if not base.is_dir():
+    if not (base / "config.json").is_file():
         if base.is_absolute():
             got = f"it is an adapter of {base}, which is not there"
             fix = "put the model there, or name another in base_model_name_or_path"
