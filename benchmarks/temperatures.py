@@ -9,8 +9,8 @@ and Y of 0, 0.25, 0.5, 0.75 and 1: `--cooperation.factor` is X, `--cooperation.t
 `--competence.eta` Y times its decay. In `spread` those who correct are one team. `--presets` runs
 the paper's methods by name in place of the grid. The number of a cell is the gain of the held-out
 outcome in points, as in `benchmarks.learning`; beside the table, the mean of each row and column
-with its 95 % t-interval over seeds. A run takes two minutes on two cores, so that the grid of a
-seed takes fifty; finished runs in FOLDER are not repeated.
+with its 95 % t-interval over seeds. Two runs of `spread` at a time take nine minutes on two cores,
+so that the grid of a seed takes two hours; finished runs in FOLDER are not repeated.
 """
 
 from __future__ import annotations
