@@ -14,7 +14,7 @@ from test_balance import LOADING
 from virtual_time import SimulatedEngine, run
 
 from marl_plugins.adapters.bases import bases_of
-from marl_plugins.adapters.blob import packed, unpacked
+from marl_plugins.adapters.blob import packed, packed_folder, unpacked
 from marl_plugins.builtin.routing import least_loaded
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.process_backend import TrainingSpec
@@ -373,10 +373,10 @@ def test_saved_adapters_are_answered_by_one_engine_of_their_model(adapter, tmp_p
     assert needed_devices(run) == {"solver": 1, "coder": 1, "verifier": 0}
     solver = run.policies[0]
     assert (solver.model, solver.adapter) == (resolve("tiny"), str(tmp_path / "solver"))
-    tensors, config = unpacked(run.processes.saved_adapter(tmp_path / "solver"))
-    saved = load_file(folder / "adapter_model.safetensors")
-    assert config["r"] == 3 and tensors.keys() == saved.keys()
-    assert all(torch.equal(value, saved[name]) for name, value in tensors.items())
+    tensors, config = unpacked(packed_folder(tmp_path / "solver"))
+    written = load_file(folder / "adapter_model.safetensors")
+    assert config["r"] == 3 and tensors.keys() == written.keys()
+    assert all(torch.equal(value, written[name]) for name, value in tensors.items())
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins import OwnProcesses
@@ -51,17 +49,11 @@ class SharedBases(OwnProcesses):
             return None
         from marl_plugins.adapters.engine import RemoteAdapterEngine
 
+        saved = {p.name: p.adapter for p in run.policies if p.name in base.adapters and p.adapter}
         return EngineKind(
-            RemoteAdapterEngine, {"adapters": base.slots, "rank": base.engine_rank(run)}
+            RemoteAdapterEngine,
+            {"adapters": base.slots, "rank": base.engine_rank(run), "saved": saved},
         )
-
-    def saved_adapter(self, folder: Path) -> bytes:
-        from safetensors.torch import load_file
-
-        from marl_plugins.adapters.blob import packed
-
-        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        return packed(load_file(folder / "adapter_model.safetensors"), config)
 
     def open(self, run: Run) -> None:
         from marl_plugins.adapters.processes import SharedProcesses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -18,6 +19,12 @@ def packed(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> by
     text = json.dumps(dict(config), default=sorted)
     blob: bytes = safetensors.torch.save(own, {KEY: text})
     return blob
+
+
+def packed_folder(folder: Path) -> bytes:
+    """Returns the adapter that a folder of PEFT's holds, packed."""
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    return packed(safetensors.torch.load_file(folder / "adapter_model.safetensors"), config)
 
 
 def unpacked(blob: bytes) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

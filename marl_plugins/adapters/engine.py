@@ -17,6 +17,7 @@ import asyncio
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # inside: works in the training processes
@@ -35,7 +36,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from marl_plugins import RunEnded
 from marl_plugins.adapters import on_cpu
-from marl_plugins.adapters.blob import packed, unpacked
+from marl_plugins.adapters.blob import packed, packed_folder, unpacked
 from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.processes.pieces import joined
 
@@ -100,15 +101,21 @@ class AdapterEngine(RolloutActor):
     Args:
         adapters: The number of each policy's adapter, from 1. Any other policy is the model itself.
         rank: The largest rank that it takes.
+        saved: Folders (PEFT's) of the adapters that it begins with, by policy.
         args, kwargs: As upstream's.
     """
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, *args: Any, adapters: Mapping[str, int], rank: int, **kwargs: Any
+        self,
+        *args: Any,
+        adapters: Mapping[str, int],
+        rank: int,
+        saved: Mapping[str, str],
+        **kwargs: Any,
     ) -> None:
         self.numbers = dict(adapters)
         self.held_by: dict[str, HeldWeights] = {}
-        self.adapters: dict[str, bytes] = {}
+        self.adapters = {name: packed_folder(Path(folder)) for name, folder in saved.items()}
         """What is to be in each policy's slot; the others answer as the model, which a new adapter
         equals."""
         self.loaded: set[str] = set()
@@ -123,6 +130,8 @@ class AdapterEngine(RolloutActor):
             "max_lora_rank": rank,
         }
         await super().__init__(*args, **kwargs)
+        for policy in self.adapters:
+            await self._put(policy)
 
     def held_for(self, asked: str) -> HeldWeights:
         return self.held_by.setdefault(asked, HeldWeights(asked))

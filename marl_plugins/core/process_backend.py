@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -72,11 +71,6 @@ class ProcessBackend(PlannedProcesses):
     def engine_kind(self, run: Run, policy: str) -> EngineKind | None:
         """Returns what a policy's engines are started as; None: as always."""
         return None
-
-    def saved_adapter(self, folder: Path) -> bytes:
-        """Returns a saved adapter (PEFT's folder) as engines take it for weights; asked where
-        policies may be `adapters`."""
-        raise NotImplementedError
 
     def open(self, run: Run) -> None:
         """Begins to start what policies share. Called before any policy has processes."""

@@ -4,7 +4,6 @@ ended with the run's others."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.process_backend import EngineKind, ProcessBackend, TrainingSpec
@@ -49,9 +48,6 @@ class BesideRewardModel(ProcessBackend):
 
     def engine_kind(self, run: Run, policy: str) -> EngineKind | None:
         return self.policies.engine_kind(run, policy)
-
-    def saved_adapter(self, folder: Path) -> bytes:
-        return self.policies.saved_adapter(folder)
 
     def object_store_bytes(self, run: Run) -> int:
         return self.policies.object_store_bytes(run)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from marl_plugins.core.concurrency import all_of
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.engine.plan.describe import first_lines
 from marl_plugins.engine.plan.engines_only import NO_TASKS
@@ -64,14 +63,4 @@ def with_engines(
         with ray_cluster(run, debug, python, models=session.models):
             with display.phase(f"starting engines (policies: {len(run.policies)})", announce=True):
                 session.start()
-            return run_until_terminated(loop, session, _with_adapters(session, work))
-
-
-async def _with_adapters(session: Session, work: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
-    """Does the work once engines have the saved adapters of their policies."""
-    await all_of(
-        session.policies[policy.name].hold(session.backend.saved_adapter(Path(policy.adapter)), 0)
-        for policy in session.plan.run.policies
-        if policy.adapter
-    )
-    return await work(session)
+            return run_until_terminated(loop, session, work(session))
