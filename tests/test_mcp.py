@@ -169,11 +169,11 @@ def test_a_server_that_answers_in_turn_loses_no_call():
     """As many calls wait for it as it takes; the others wait here, where no limit counts it."""
 
     async def work(server):
-        calls = (server.run(call("echo_in_turn", text=str(n), seconds=0.05)) for n in range(60))
-        assert [r.output for r in await asyncio.gather(*calls)] == [str(n) for n in range(60)]
+        calls = (server.run(call("echo_in_turn", text=str(n), seconds=0.2)) for n in range(30))
+        assert [r.output for r in await asyncio.gather(*calls)] == [str(n) for n in range(30)]
         assert (await server.run(call("attached"))).output == "the page"
 
-    use(work, seconds=1, concurrency=4)
+    use(work, seconds=5, concurrency=4)
 
 
 def test_a_server_may_start_late_and_break_the_protocol():

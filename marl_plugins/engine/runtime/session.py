@@ -27,6 +27,7 @@ from marl_plugins.engine.plan.workflow_file import workflow_of
 from marl_plugins.engine.processes.model_code import refuse_code
 from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.records.run_folder import first_day
+from marl_plugins.engine.runtime.collector import without_collector
 from marl_plugins.engine.runtime.roles import make_cast
 from marl_plugins.engine.runtime.tiny_model import resolve
 
@@ -137,7 +138,8 @@ class Session:
         roles = {role: specs[0] for role, specs in self.cast.members.items()}
         try:
             demonstrations = draw(module.demonstrate, self.train_tasks, config)
-            rows = [encode(d, roles[d.role]) for d in demonstrations]
+            with without_collector():  # of the seconds that this takes, four in ten
+                rows = [encode(d, roles[d.role]) for d in demonstrations]
         except Exception as error:  # of the user's `demonstrate`, or of what it yields
             failure = failure_of(error, place_of(module.demonstrate))
             problem = Problem("warm_start.demonstration", where_of(failure.place), failure.said)
