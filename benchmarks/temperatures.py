@@ -2,15 +2,16 @@
 grid of the two factors, with language models.
 
     python -m benchmarks.temperatures {spread,trading} --out FOLDER [--seeds 0 1 2] [--steps 20]
-        [--presets]
+        [--factors 0 0.25 0.5 0.75 1] [--presets]
 
 A cell is a run of `spread/tiny.yaml` or `trading/tiny.yaml` with `--cooperation.preset X,Y`, for X
-and Y of 0, 0.25, 0.5, 0.75 and 1: `--cooperation.factor` is X, `--cooperation.tau` 1 / Y,
-`--competence.eta` Y times its decay. In `spread` those who correct are one team. `--presets` runs
-the paper's methods by name in place of the grid. The number of a cell is the gain of the held-out
-outcome in points, as in `benchmarks.learning`; beside the table, the mean of each row and column
-with its 95 % t-interval over seeds. Two runs of `spread` at a time take nine minutes on two cores,
-so that the grid of a seed takes two hours; finished runs in FOLDER are not repeated.
+and Y of 0, 0.25, 0.5, 0.75 and 1, or of `--factors`: `--cooperation.factor` is X,
+`--cooperation.tau` 1 / Y, `--competence.eta` Y times its decay. In `spread` those who correct are
+one team. `--presets` runs the paper's methods by name in place of the grid. The number of a cell is
+the gain of the held-out outcome in points, as in `benchmarks.learning`; beside the table, the mean
+of each row and column with its 95 % t-interval over runs. Two runs at a time take five minutes and
+more on two cores, so that the grid of a seed takes an hour and more; finished runs in FOLDER are
+not repeated.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/bench-temperatures"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)
     parser.add_argument("--presets", action="store_true", help="the paper's methods, not the grid")
     add_flag(parser)
     options = parser.parse_args()
@@ -68,11 +70,12 @@ def main() -> None:
         for preset in PRESETS:
             print(f"| {preset} | {points(cell(preset))} |", flush=True)
         return
-    print(f"| competition \\ cooperation | {' | '.join(map(str, FACTORS))} | row |")
-    print(f"|---|{'---|' * (len(FACTORS) + 1)}")
-    columns: list[list[list[float]]] = [[] for _ in FACTORS]
-    for competition in FACTORS:
-        row = [cell(f"{cooperation},{competition}") for cooperation in FACTORS]
+    factors = options.factors
+    print(f"| competition \\ cooperation | {' | '.join(map(str, factors))} | row |")
+    print(f"|---|{'---|' * (len(factors) + 1)}")
+    columns: list[list[list[float]]] = [[] for _ in factors]
+    for competition in factors:
+        row = [cell(f"{cooperation},{competition}") for cooperation in factors]
         for column, values in zip(columns, row, strict=True):
             column.append(values)
         cells = " | ".join(f"{100 * statistics.fmean(values):+.1f}" for values in row)
@@ -81,8 +84,8 @@ def main() -> None:
 
 
 def mean_of(cells: Sequence[Sequence[float]]) -> str:
-    """The mean over cells, with its interval over seeds."""
-    return points([statistics.fmean(values) for values in zip(*cells, strict=True)])
+    """The mean over the runs of cells, with its interval over these."""
+    return points([value for cell in cells for value in cell])
 
 
 if __name__ == "__main__":
