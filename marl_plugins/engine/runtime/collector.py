@@ -19,16 +19,6 @@ def without_collector() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()  # Python collects once more at its end
+        gc.freeze()
         if enabled:
             gc.enable()
-
-
-@contextlib.contextmanager
-def collector_restored() -> Iterator[None]:
-    """Gives the collector back, at the end, what `without_collector` has left out: nanobind
-    complains of what it cannot free."""
-    try:
-        yield
-    finally:
-        gc.unfreeze()

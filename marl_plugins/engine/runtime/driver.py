@@ -23,7 +23,7 @@ from marl_plugins.engine.records.run_folder import record_start
 from marl_plugins.engine.records.tokenizers import record_tokenizers
 from marl_plugins.engine.records.write import Records, cut_back, held, move_aside, writing
 from marl_plugins.engine.runtime.checkpoints import Checkpoints
-from marl_plugins.engine.runtime.collector import collector_restored, without_collector
+from marl_plugins.engine.runtime.collector import without_collector
 from marl_plugins.engine.runtime.lifetime import (
     plugins_started,
     run_until_terminated,
@@ -57,7 +57,6 @@ def train(plan: Plan, words: Sequence[str]) -> int:
         display.say(line)
     prepare_environment(run, debug)
     with (
-        collector_restored(),
         held("ckpt.output_dir", output),
         held("ckpt.path", checkpoint_folder),
         fork_server(debug) as python,
