@@ -76,9 +76,9 @@ def f(x):
     "reads the nonce in /proc": """
 import glob, os
 def f(x):
-    for path in glob.glob('/proc/[0-9]*/fd/*') + glob.glob('/proc/[0-9]*/environ'):
-        try:
-            open(path, 'rb').read(100)
+    for path in glob.glob('/proc/self/fd/*') + glob.glob('/proc/[0-9]*/environ'):
+        try:  # an empty pipe does not keep it
+            os.read(os.open(path, os.O_RDONLY | os.O_NONBLOCK), 100)
         except OSError:
             pass
     return 0
