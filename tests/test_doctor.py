@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from openai_server import Reply, openai_server
+from openai_server import Reply, eventually, openai_server
 
 from marl_plugins.cli import main
 from marl_plugins.coach.doctor import try_coach
@@ -322,23 +322,23 @@ def test_a_start_removes_the_locks_of_builds_that_were_killed(monkeypatch, tmp_p
 
 @pytest.mark.parametrize("own_session", [False, True], ids=["in its group", "in another session"])
 def test_a_hanging_script_is_killed_with_its_children(own_session, monkeypatch, tmp_path):
-    monkeypatch.setattr(engines, "ENGINE_CHECK_SECONDS", 3.0)
     monkeypatch.setattr(engines, "GRACE_SECONDS", 0.5)
     file = tmp_path / "pid"
     script = (
-        "import subprocess; p = subprocess.Popen(['sleep', '60'], "
+        "import subprocess; p = subprocess.Popen(['sleep', '600'], "
         f"start_new_session={own_session}); "
         f"open({str(file)!r}, 'w').write(str(p.pid)); p.wait()"
     )
-    started = time.monotonic()
-    assert engines.run_script(script, "cpu")[2] == "not done after 3 s"
-    assert time.monotonic() - started < 30
+    for seconds in (3.0, 20.0):  # a busy machine may need more before it hangs
+        monkeypatch.setattr(engines, "ENGINE_CHECK_SECONDS", seconds)
+        started = time.monotonic()
+        assert engines.run_script(script, "cpu")[2] == f"not done after {seconds:.0f} s"
+        assert time.monotonic() - started < 50
+        if file.exists():
+            break
     if own_session:  # cannot be found; it must not block the check, and the test cleans up
         os.kill(int(file.read_text()), 9)
-    until = time.monotonic() + 20
-    while alive(file.read_text()):  # a signal takes time
-        assert time.monotonic() < until, "still running"
-        time.sleep(0.05)
+    eventually(lambda: not alive(file.read_text()))
 
 
 def alive(pid):

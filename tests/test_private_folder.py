@@ -39,8 +39,8 @@ def run(tmp_path):
 
 
 def ended(process):
-    """Whether a process ends within ten seconds."""
-    for _ in range(100):
+    """Whether a process comes to its end."""
+    for _ in range(600):
         if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
             return True
         time.sleep(0.1)
