@@ -37,7 +37,7 @@ def says(answer):
     return generate
 
 
-def workflow_of(tmp_path, graph, seconds=5.0, **cases):
+def workflow_of(tmp_path, graph, seconds=60.0, **cases):
     workflow, problems = compiled(
         tmp_path,
         textwrap.dedent(graph),
@@ -157,7 +157,7 @@ def test_a_function_that_never_returns_costs_its_trajectory_and_holds_up_nobody(
     held = threading.Event()
     case = sums()
     setattr(case, name, lambda *arguments: held.wait())
-    found = play(workflow_of(tmp_path, ONE, seconds=0.05, addition=case))
+    found = play(workflow_of(tmp_path, ONE, seconds=0.5, addition=case))
     held.set()
     assert found.infrastructure_failure == "case" and name in found.detail and found.outcome is None
 

@@ -153,7 +153,9 @@ def test_calls_of_one_session_over_stdio():
     use(work, output_chars=100)
 
 
-def test_a_late_call_leaves_the_others_their_session():
+def test_a_late_call_leaves_the_others_their_session(monkeypatch):
+    monkeypatch.setattr("marl_plugins.builtin.tools.mcp.servers.ALIVE_SECONDS", 60.0)
+
     async def work(server):
         keeps, late = await asyncio.gather(
             server.run(call("note", text="1")),
@@ -184,7 +186,7 @@ def test_a_server_may_start_late_and_break_the_protocol():
         assert [f.name for f in server.functions] == ["f"]
         assert "ValidationError" in await lost(server, call("f"))
 
-    use(work, command=["python", "raw.py"], seconds=1)
+    use(work, command=["python", "raw.py"], seconds=2)
 
 
 def test_calls_of_one_session_over_http():

@@ -62,7 +62,7 @@ def test_a_verifier_that_never_answers_loses_the_trajectory_at_the_deadline(chat
     async def hang(trajectory):
         await asyncio.sleep(60)
 
-    got = rollout(chat, hang, seconds=0.05)
+    got = rollout(chat, hang, seconds=1.0)
     assert [t.infrastructure_failure for t in got] == ["deadline"] * 2
     assert "not scored" in got[0].detail
 

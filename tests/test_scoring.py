@@ -169,7 +169,7 @@ def test_a_score_that_is_late_is_missing():
         await asyncio.sleep(0 if action.path == "a" else 60)
         return 1.0
 
-    asyncio.run(score_trajectory(trajectory, slow, None, roles=["x"], seconds=0.05))
+    asyncio.run(score_trajectory(trajectory, slow, None, roles=["x"], seconds=1.0))
     assert [(a.score, a.unscored) for a in trajectory.actions] == [(1.0, ""), (None, "deadline")]
 
 

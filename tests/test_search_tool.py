@@ -269,14 +269,15 @@ def test_a_server_without_documents_finds_nothing_and_that_is_no_failure():
         Reply("no such place", status=404),
         Reply(reset=True),
         Reply("down", status=503),
-        Reply(seconds=0.5),
+        Reply(seconds=4),
     ],
 )
 def test_a_server_that_answers_anything_else_or_nothing_is_infrastructure(reply, monkeypatch):
     monkeypatch.setattr("marl_plugins.builtin.tools.search.server.REPEATS", 1)
+    seconds = 1.0 if reply.seconds else 30.0
     with openai_server(lambda body, count: reply) as (url, bodies):
         with pytest.raises(InfrastructureFailure) as caught:
-            asked(by_server(f"{url}/retrieve", seconds=0.3), "town")
+            asked(by_server(f"{url}/retrieve", seconds=seconds), "town")
         passing = reply.reset or reply.seconds or reply.status == 503
         assert len(bodies) == (2 if passing else 1)
     assert caught.value.kind == "search"

@@ -573,7 +573,7 @@ def test_a_score_that_does_not_come_in_time_is_missing_and_takes_no_other_with_i
     async def workflow(task, roles, tools):
         return await roles.b(q=await roles.a(q=task.prompt))
 
-    got = run(workflow, chat, score_action=score, seconds=1.0)
+    got = run(workflow, chat, score_action=score, seconds=2.0)
     assert got.infrastructure_failure is None
     assert [(a.role, a.score, a.unscored) for a in got.actions] == [
         ("a", 0.5, ""),

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 
-time.sleep(1.5)
+time.sleep(2.5)
 broken = False
 for line in sys.stdin:
     asked = json.loads(line)
