@@ -285,7 +285,7 @@ def test_a_line_of_another_form_is_left_out_at_the_end_and_named_before_it(tmp_p
     assert [p.split(": ")[0] for p in [*map(str, error.value.problems)]] == [
         f"{tmp_path / n}:2" for n in ("metrics.jsonl", "ledger.jsonl")
     ]
-    assert all("remove this line" in p and len(p) < 700 for p in [*map(str, error.value.problems)])
+    assert all("remove that line" in p and len(p) < 700 for p in [*map(str, error.value.problems)])
     assert path.read_bytes() == before
     with pytest.raises(ConfigurationError, match=r"metrics\.jsonl:2: not a record of a run"):
         RunReader(tmp_path).metrics()

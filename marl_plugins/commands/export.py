@@ -20,12 +20,7 @@ from marl_plugins.core.plugin_names import found
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.table import Account, Table
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
-from marl_plugins.engine.records.read import (
-    EVERYTHING,
-    Filter,
-    RunReader,
-    missing_run,
-)
+from marl_plugins.engine.records.read import EVERYTHING, Filter, RunReader
 from marl_plugins.engine.records.tables import TABLES, write_table
 
 HOOK = "marl_tables"
@@ -127,8 +122,6 @@ def main(words: Sequence[str]) -> int:
     table = tables[options.table]
     if others and not table.plans:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
-    if not options.source.exists():  # before a table plans, which may take seconds
-        raise ConfigurationError(missing_run(options.source))
     run = RunReader(options.source)
     chosen = Filter(
         **{

@@ -48,7 +48,8 @@ class Best:
 
         One without the metric, or where it is no number, changes nothing.
         """
-        if not self.key or (x := metrics.get(self.key)) is None or not isfinite(x):
+        x = metrics.get(self.key, nan)
+        if not isfinite(x):
             return False
         self.smoothed = x if self.smoothed is None else self.smoothed + WEIGHT * (x - self.smoothed)
         if step == 0 or (self.value is not None and self.smoothed <= self.value):

@@ -11,9 +11,7 @@ memory than a short one.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +38,7 @@ ONE_PER_STEP = (METRICS, LEDGER)
 REPORT = "report.md"
 """Written when a run has finished; a resumed run removes it."""
 EXPECTED = "expected a run's output folder, or a file of its trajectories"
+REPAIR = "remove that line, or restore the file from a copy"
 STEP = re.compile(rb'\{(?:"schema": \d+, )?"step": (\d+)[,}]')
 """How a line of a run begins; the step of any other is known once it is parsed."""
 
@@ -213,6 +212,7 @@ def records(
     """
     problems, broken, last, seen = list[Problem](), list[Problem](), 0, set[int]()
     for number, end, line in _lines(path):
+        place = f"{path}:{number}"
         problems, broken = [*problems, *broken], []
         try:
             stated = STEP.match(line)
@@ -225,34 +225,25 @@ def records(
                 if _concerns(line, step, selection):
                     value = (decode or _object)(line)
         except ValueError as error:
-            broken = [_unusable(path, number, str(error))]
+            got = f"not a record of a run: {error}"
+            broken = [Problem("records.damaged", at(line=place), got, fix=REPAIR)]
             continue
         if step < last:
             got = f"step {step} follows step {last}: this line or the one before it is damaged"
-            fix = "remove that line (what it recorded is lost), or restore the file from a copy"
-            problems.append(Problem("records.order", at(line=f"{path}:{number}"), got, fix=fix))
+            problems.append(Problem("records.order", at(line=place), got, fix=REPAIR))
             continue
         if step > last:
             last, seen = step, set()
         same = step if path.name in ONE_PER_STEP else hash(line.rstrip())
         if same in seen:
-            got, fix = (
-                f"step {step} is recorded twice",
-                "remove this line, or restore the file from a copy",
-            )
-            problems.append(Problem("records.twice", at(line=f"{path}:{number}"), got, fix=fix))
+            got = f"step {step} is recorded twice"
+            problems.append(Problem("records.twice", at(line=place), got, fix=REPAIR))
         elif value is not None and selection.has_step(step):
             try:
-                yield Record(f"{path}:{number}", end, step, form(value), end - len(line))
+                yield Record(place, end, step, form(value), end - len(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                why = (
-                    str(error)
-                    if isinstance(error, ValueError)
-                    else f"it has another form: {error!r}"
-                )
-                problems.append(
-                    Problem("records.form", at(line=f"{path}:{number}"), f"cannot be read: {why}")
-                )
+                why = error if isinstance(error, ValueError) else f"it has another form: {error!r}"
+                problems.append(Problem("records.form", at(line=place), f"cannot be read: {why}"))
         seen.add(same)
     if problems:
         raise ConfigurationError(first_of(problems, path))
@@ -268,7 +259,10 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
                 if line.strip():
                     yield number, end, line
     except OSError as error:
-        raise ConfigurationError(_unreadable(path, error)) from None
+        got = error.strerror or str(error)
+        raise ConfigurationError(
+            Problem("records.unreadable", at(file=path), got, fix=EXPECTED)
+        ) from None
 
 
 def _concerns(line: bytes, step: int, selection: Filter) -> bool:
@@ -293,22 +287,6 @@ def _step_of(value: Mapping[str, Any]) -> int:
     ):
         raise ValueError(f"expected the number of a step as `step`, got {reprlib.repr(step)}")
     return int(step)
-
-
-def missing_run(path: Path) -> Problem:
-    """Returns the problem of a run that is not there."""
-    return _unreadable(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
-
-
-def _unreadable(path: Path, error: OSError) -> Problem:
-    return Problem("records.unreadable", at(file=path), error.strerror or str(error), fix=EXPECTED)
-
-
-def _unusable(path: Path, number: int, why: str) -> Problem:
-    fix = "remove this line (what it recorded is lost), or restore the file from a copy"
-    return Problem(
-        "records.damaged", at(line=f"{path}:{number}"), f"not a record of a run: {why}", fix=fix
-    )
 
 
 class RunReader:

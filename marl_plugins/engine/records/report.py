@@ -14,7 +14,7 @@ is in no mean and is counted apart.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -157,17 +157,17 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         cells = [_held_out_cell(evaluated[when]) for when in ("before", "after")]
         rows.append([f"{evaluated['score']} on {evaluated['tasks']} held-out tasks", *cells])
     rows += [[f"of type {kind}", *map(number, pair)] for kind, pair in summary["types"].items()]
-    forms: dict[str, tuple[str, Callable[[float], str]]] = {
-        "held_out": ("held-out outcome", lambda v: f"{v:.3f}"),
-        "score": ("score", lambda v: f"{v:.3f}"),
-        "reward": ("reward", lambda v: f"{v:.3f}"),
-        "outcome": ("outcome in training", lambda v: f"{v:.3f}"),
-        "calls": ("calls a trajectory", lambda v: f"{v:.2f}"),
-        "legal": ("answers with their form", lambda v: f"{v:.0%}"),
-        "response_length": ("tokens per answer", lambda v: f"{v:.1f}"),
-        "truncated": ("answers cut off", lambda v: f"{v:.0%}"),
-        "tool_call_rate": ("calls a tool", lambda v: f"{v:.0%}"),
-        "tool_success": ("tool calls that succeed", lambda v: f"{v:.0%}"),
+    forms = {
+        "held_out": ("held-out outcome", ".3f"),
+        "score": ("score", ".3f"),
+        "reward": ("reward", ".3f"),
+        "outcome": ("outcome in training", ".3f"),
+        "calls": ("calls a trajectory", ".2f"),
+        "legal": ("answers with their form", ".0%"),
+        "response_length": ("tokens per answer", ".1f"),
+        "truncated": ("answers cut off", ".0%"),
+        "tool_call_rate": ("calls a tool", ".0%"),
+        "tool_success": ("tool calls that succeed", ".0%"),
     }
     for role, values in summary["roles"].items():
         for name, (title, form) in forms.items():
@@ -180,9 +180,7 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                 continue
             if name == "calls" and {*pair} <= {1.0, None}:
                 continue
-            rows.append(
-                [f"{role}: {title}", *("-" if value is None else form(value) for value in pair)]
-            )
+            rows.append([f"{role}: {title}", *(number(value, form) for value in pair)])
             if name == "score":
                 rows += [
                     [f"{role}: {part}", *map(number, pair)]
@@ -196,17 +194,14 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     if summary["rounds"] != [None, None]:
         rows.append(["rounds a trajectory", *map(number, summary["rounds"])])
     if any(summary["lost"]):
-        rows.append(
-            [
-                "training trajectories lost",
-                *("-" if lost is None else str(lost) for lost in summary["lost"]),
-            ]
-        )
+        lost = (number(count, "d") for count in summary["lost"])
+        rows.append(["training trajectories lost", *lost])
     return header, rows
 
 
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def number(value: float | None, form: str = ".3f") -> str:
+    """Writes a number; a dash where there is none."""
+    return "-" if value is None else format(value, form)
 
 
 def _held_out_cell(part: Mapping[str, Any]) -> str:

@@ -222,15 +222,6 @@ def _repeated(entry: Any, folder: Path) -> list[GivenFlag]:
 
 def _last_entry(folder: Path) -> Any:
     path = folder / COMMAND_FILE
-    if not folder.is_dir():
-        raise ConfigurationError(
-            Problem(
-                "resume.folder",
-                at(flag="resume"),
-                f"{folder}: no such folder",
-                fix="expected the --ckpt.output_dir of a run",
-            )
-        )
     if not path.is_file():
         raise ConfigurationError(
             Problem(
@@ -459,10 +450,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _settle(fresh: Path, copy: Path) -> None:
     """Moves a complete copy to its place, unless it is there and whole."""
-    files = [file.relative_to(fresh) for file in _files(fresh) if not file.is_symlink()]
-    if copy.exists() and all(
-        file_digest(copy / file) == file_digest(fresh / file) for file in files
-    ):
+    if tree_digest(copy) == tree_digest(fresh):
         shutil.rmtree(fresh)
     else:
         shutil.rmtree(copy, ignore_errors=True)
@@ -598,12 +586,9 @@ def _commit(folder: Path) -> str | None:
 
 
 def _host() -> dict[str, Any]:
-    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(
-        list(Path("/dev").glob("nvidia[0-9]*"))
-    )
     return {
         "name": platform.node(),
         "cores": os.cpu_count(),
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "gpus": gpus,
+        "gpus": len(list(Path("/dev").glob("nvidia[0-9]*"))),
     }

@@ -68,17 +68,14 @@ def to_record(
         "step": trajectory.step,
         "task": trajectory.task.id,
         "sample": trajectory.sample,
-        **({"origin": trajectory.origin} if trajectory.origin else {}),
-        **({"forked": list(trajectory.forked)} if trajectory.forked else {}),
+        **_known(origin=trajectory.origin, forked=list(trajectory.forked or ())),
         "prompt": trajectory.task.prompt,
         "label": trajectory.task.label,
         "metadata": trajectory.task.metadata,
         **{name: getattr(trajectory, name) for name in SAME},
-        **({"files": [asdict(file) for file in trajectory.files]} if trajectory.files else {}),
-        **(
-            {"tools": list(map(_tool_record, trajectory.tool_results))}
-            if trajectory.tool_results
-            else {}
+        **_known(
+            files=[asdict(file) for file in trajectory.files],
+            tools=list(map(_tool_record, trajectory.tool_results)),
         ),
         "actions": [
             _record(action, _tokens(action, trainer_logprobs) if tokens else {})
@@ -150,13 +147,9 @@ def _record(action: Action, tokens: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{key: getattr(action, name) for key, name in ACTION.items()},
         "version": action.generation.version,
-        **(
-            {"newer": [list(change) for change in action.generation.changes]}
-            if action.generation.changes
-            else {}
-        ),
+        **_known(newer=[list(change) for change in action.generation.changes]),
         "parents": list(action.parents),
-        **({"derived": list(action.derived)} if action.derived else {}),
+        **_known(derived=list(action.derived)),
         "continues": action.before.path if action.before else None,
         **{name: value for name, value in rare.items() if value != getattr(Action, name)},
         "shown": [list(message) for message in action.shown],
@@ -165,8 +158,13 @@ def _record(action: Action, tokens: Mapping[str, Any]) -> dict[str, Any]:
         "times": [action.start, action.answered, action.end],
         "tools": list(map(_tool_record, action.tool_results)),
         "advantage": action.advantages[0] if action.advantages and not uneven else action.advantage,
-        **({"advantages": list(action.advantages)} if uneven and tokens else {}),
+        **_known(advantages=list(action.advantages) if uneven and tokens else []),
     }
+
+
+def _known(**values: Any) -> dict[str, Any]:
+    """Returns the values that are not empty; a record has no keys of the others."""
+    return {name: value for name, value in values.items() if value}
 
 
 def _tokens(action: Action, trainer_logprobs: bool) -> dict[str, Any]:
@@ -175,11 +173,7 @@ def _tokens(action: Action, trainer_logprobs: bool) -> dict[str, Any]:
         "shown_ids": list(action.shown_ids),
         "ids": list(action.generation.ids),
         "logprobs": spelled(action.generation.logprobs),
-        **(
-            {"trainer_logprobs": spelled(action.trainer_logprobs)}
-            if trainer_logprobs and action.trainer_logprobs
-            else {}
-        ),
+        **_known(trainer_logprobs=spelled(action.trainer_logprobs) if trainer_logprobs else []),
     }
 
 
@@ -202,9 +196,7 @@ def _read(values: Sequence[float]) -> tuple[float, ...]:
 
 def _tool_record(result: ToolResult) -> dict[str, Any]:
     """A call of a tool as JSON values."""
-    values = {name: getattr(result, name) for name in TOOL}
-    if not result.failure:
-        del values["failure"]
+    values = {name: getattr(result, name) for name in TOOL if name != "failure" or result.failure}
     return {**values, "bytes": result.bytes, "files": list(result.files)}
 
 

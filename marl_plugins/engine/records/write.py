@@ -193,15 +193,8 @@ def held(flag: str, folder: Path) -> Iterator[None]:
                     fix="wait for it, or give this one a folder of its own",
                 )
             ) from None
-        except OSError as error:
-            raise ConfigurationError(
-                Problem(
-                    "run_folder.no_lock",
-                    where=at(flag=flag, folder=folder),
-                    got=f"cannot be locked against other runs: {error.strerror}",
-                    fix="choose a folder on another file system",
-                )
-            ) from None
+        except OSError as error:  # the file system has no locks
+            raise unwritable(flag, path, error) from None
         yield
 
 
@@ -235,14 +228,10 @@ def writing(what: str, folder: Path) -> Iterator[None]:
         ) from error
 
 
-def unwritable(flag: str, folder: Path, error: OSError) -> ConfigurationError:
-    return ConfigurationError(
-        Problem(
-            "run_folder.unwritable",
-            where=at(flag=flag, folder=folder),
-            got=f"cannot be written: {error.strerror}",
-        )
-    )
+def unwritable(flag: str, path: Path, error: OSError) -> ConfigurationError:
+    """Returns the problem of a flag's folder, or of a file in it."""
+    got = f"cannot be written: {error.strerror}"
+    return ConfigurationError(Problem("run_folder.unwritable", at(flag=flag, folder=path), got))
 
 
 def _lines(records: Iterable[Mapping[str, Any]]) -> str:
@@ -331,11 +320,7 @@ def cut_back(folder: Path, last_step: int) -> list[Problem]:
             (folder / REPORT).unlink(missing_ok=True)
             _truncate(path, end)
         except OSError as error:
-            raise ConfigurationError(
-                Problem(
-                    "run_folder.unwritable", at(file=path), f"cannot be written: {error.strerror}"
-                )
-            ) from None
+            raise unwritable("ckpt.output_dir", path, error) from None
     return remarks
 
 
