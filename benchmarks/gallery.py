@@ -19,8 +19,8 @@ from playwright.sync_api import sync_playwright
 
 from marl_plugins.commands.inspect.index import Entry, RunIndex
 from marl_plugins.commands.inspect.page_writer import write_page
-from marl_plugins.commands.inspect.query import Query, query_of, terms_of
 from marl_plugins.commands.inspect.terminal import Browser
+from marl_plugins.commands.query import Query, query_of, terms_of
 from marl_plugins.engine.records.read import RunReader
 
 MOST_TRAJECTORIES = 100_000

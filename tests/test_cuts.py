@@ -194,12 +194,15 @@ def test_records_continue_from_every_cut(made, tmp_path, name):
 
 
 def test_everything_else_is_used_whole_or_refused_by_name(run):
-    """The files that a resumption reads, cut at many places; the others at some."""
+    """The files that a resumption parses, cut at many places; the others, weights and copies that
+    are known by their digests among them, at some."""
     for path, content in run.files.items():
-        start = path.is_relative_to(run.folder / "run") or path.name == "manifest.json"
-        weights = tag(SAVED) in path.parts
+        start = path.name in ("command.json", "manifest.json")
+        digested = tag(SAVED) in path.parts or (
+            path.is_relative_to(run.folder / "run") and not start
+        )
         end = len(content)
-        some = (0, 1, end // 2, end - 1) if weights else range(0, end, max(611, end // 4))
+        some = (0, 1, end // 2, end - 1) if digested else range(0, end, max(611, end // 4))
         sizes = cuts(content)[:-1] if start else some
         sizes = () if path.name in FILES else sizes
         refused = 0
@@ -208,7 +211,7 @@ def test_everything_else_is_used_whole_or_refused_by_name(run):
             refused += run.refuses(
                 path, whole=not start or number % 30 == 0 or size > len(content) - 3
             )
-        assert refused in ((len(sizes), len(sizes) - 1) if start or weights else (0,)), (
+        assert refused in ((len(sizes), len(sizes) - 1) if start or digested else (0,)), (
             path
         )  # a last line feed may be missing
         path.write_bytes(content)

@@ -218,7 +218,7 @@ def test_what_was_said_of_the_training_is_in_the_question(tmp_path):
     assert len(lines) == 3 and all("Be brief." in line["prompt"][0]["content"] for line in lines)
     (run / "trajectories.jsonl").write_text(records.replace("Be brief.", "Be late."))
     found = problem(run, "--recipe", recipe, "--to", tmp_path / "other.jsonl")
-    assert found == [("export.no_rows", "table", "verdicts")]
+    assert [code for code, *_ in found] == ["export.no_actions"]
 
 
 def test_what_cannot_be_used_is_counted(tmp_path, capsys):

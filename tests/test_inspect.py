@@ -14,10 +14,10 @@ from marl_plugins.commands.inspect import command
 from marl_plugins.commands.inspect.compare import sign_test
 from marl_plugins.commands.inspect.index import RunIndex, texts_of
 from marl_plugins.commands.inspect.page_writer import Tokens
-from marl_plugins.commands.inspect.query import query_of
 from marl_plugins.commands.inspect.sampling import sampled
 from marl_plugins.commands.inspect.shown import trajectory_values
 from marl_plugins.commands.inspect.text import whole
+from marl_plugins.commands.query import query_of
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.engine.records.read import RunReader
 from marl_plugins.engine.records.tables import row_of

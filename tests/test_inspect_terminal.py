@@ -6,7 +6,7 @@ import asyncio
 import inspected_runs
 import pytest
 
-from marl_plugins.commands.inspect.query import Query, query_of
+from marl_plugins.commands.query import Query, query_of
 from marl_plugins.engine.records.read import RunReader
 
 pytest.importorskip("textual", reason="pip install textual")

@@ -9,7 +9,7 @@ import pytest
 from marl_plugins.asking.flags import add_endpoint_flags
 from marl_plugins.cli import plugin_commands
 from marl_plugins.commands import COMMANDS
-from marl_plugins.commands.inspect.query import TERMS
+from marl_plugins.commands.query import TERMS
 from marl_plugins.core import hookspecs
 from marl_plugins.core.estimators import scope_flags
 from marl_plugins.engine.hosts import upstream_cli

@@ -675,9 +675,7 @@ COMMANDS = {
     "nothing": typed("train", "train.nothing"),
     "recipe that does not exist": typed("train --recipe mathchatt", "recipe.none"),
     "misspelt command": typed("trian", "command.unknown, openrlhf"),
-    "argument that a command does not take": typed(
-        "doctor --nonsense", "doctor.argument, openrlhf doctor"
-    ),
+    "argument that a command does not take": typed("doctor --nonsense", "flags.command_line"),
     "role of an evaluation": typed("eval --recipe . --only pro", "eval.only"),
     "evaluation of nothing": typed("eval", "flags.nothing"),
     "table that plans, without a recipe": typed(

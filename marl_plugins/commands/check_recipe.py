@@ -70,11 +70,7 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
     labels_answer = not known or any(one.fine for one in labels if one.kind == "label")
     twice = {split: _twice(plan, split) for split in ("train", "eval")}
     counted = [one for one in labels if labels_answer or one.kind != "label"]
-    verdicts = [
-        *(a.fine for a in known),
-        *(one.fine for one in counted),
-    ]
-    fine = not problems and all(verdicts)
+    fine = not problems and all(one.fine for one in (*known, *counted))
     if as_json_values:
         print(
             json.dumps(
@@ -92,7 +88,7 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
             )
         )
     else:
-        _print(known, labels, labels_answer, [str(problem) for problem in problems], twice)
+        _print(known, labels, counted, map(str, problems), twice)
         print(
             inert(
                 f"not rehearsed here: openrlhf train --recipe {shlex.quote(name)} --dry-run tries "
@@ -147,7 +143,7 @@ def _known(one: GraderFinding) -> dict[str, Any]:
 def _print(
     known: Sequence[GraderFinding],
     labels: Sequence[LabelOutcome],
-    labels_answer: bool,
+    counted: Sequence[LabelOutcome],
     problems: Iterable[str],
     twice: dict[str, dict[str, Any]],
 ) -> None:
@@ -169,13 +165,13 @@ def _print(
             "a trick that is right in this recipe belongs into right=[...] of answers.py; what all "
             "are paid, into unpaid="
         )
-    if labels and not labels_answer:
+    labels_answer = len(counted) == len(labels)
+    if not labels_answer:
         _failures([one for one in labels if one.kind == "label"])
         print(
             "no label is paid as it stands: the grader wants more than its text; say in answers.py "
             "which answers are right"
         )
-    counted = [one for one in labels if labels_answer or one.kind != "label"]
     _counts(counted, OF_LABELS)
     missed = [one for one in counted if not one.fine]
     unlike = {(one.kind, one.answer, one.outcome): one for one in reversed(missed)}

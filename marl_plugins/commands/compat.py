@@ -9,19 +9,16 @@ own tests (`marl_plugins.commands.upstream_ci`).
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
 
+from marl_plugins.commands.doctor.upstream import REPAIR, report_seams
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, error, note, ok
 from marl_plugins.engine.hosts import releases, upstream_cli
 from marl_plugins.engine.hosts.flags import flags_of
-from marl_plugins.engine.hosts.seams import check_seams, seams_of
 from marl_plugins.engine.hosts.trees import SourceTree, open_tree
-
-REPAIR = f"install openrlhf {releases.TRAINED}, or a newer openrlhf-marl"
 
 
 def main(words: Sequence[str]) -> int:
@@ -73,11 +70,9 @@ def main(words: Sequence[str]) -> int:
 
 def check_release(tree: SourceTree) -> list[Finding]:
     """Returns everything that can be checked without importing the release."""
-    seams = seams_of(tree.version)
-    gone = [error("seams", problem, REPAIR) for problem in check_seams(tree.package, seams)]
     return [
         *_describe_release(tree),
-        *(gone or [ok("seams", f"all {len(seams)} seams exist")]),
+        *report_seams(tree.package, tree.version),
         *_check_command_line(tree),
     ]
 
@@ -138,5 +133,5 @@ def _run_tests(tree: SourceTree, quiet: bool) -> bool:
         "marl_plugins.commands.upstream_ci.fixtures",
     ]
     command += ["--pyargs", "marl_plugins.commands.upstream_ci", "--openrlhf", str(tree.root)]
-    done = subprocess.run(command, env={**os.environ}, stdout=sys.stderr if quiet else None)
+    done = subprocess.run(command, stdout=sys.stderr if quiet else None)
     return done.returncode == 0

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.commands.plugin_commands import named_plugins, source_of
+from marl_plugins.commands.query import TERMS, add_terms, query_of_flags
 from marl_plugins.commands.tables import print_table
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load
-from marl_plugins.core.options import score_range, step_range
 from marl_plugins.core.plugin_names import found
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.table import Account, Table
@@ -67,31 +67,12 @@ def make_parser(tables: Mapping[str, Table]) -> UpstreamParser:
     group = parser.add_argument_group("which actions")
     add = group.add_argument
     add(
-        "--step",
-        "--steps",
-        dest="steps",
-        type=step_range,
-        default=EVERYTHING.steps,
-        metavar="A:B",
-        help="steps A to B only, both included",
-    )
-    add(
         "--split",
         choices=["train", "eval"],
         default="train",
         help="of training, or of the evaluations, as far as kept",
     )
-    add("--task", metavar="ID", help="of one task")
-    add("--role", help="of one role")
-    add("--policy", help="of one policy")
-    add(
-        "--outcome",
-        type=score_range,
-        metavar="A:B",
-        help="of trajectories whose outcome is from A to B, both included",
-    )
-    add("--failure", metavar="KIND", help="of trajectories that failed or were lost in this way")
-    add("--left_out", metavar="REASON", help="left out of training for this reason of the ledger")
+    add_terms(group, [name for name in TERMS if name != "find"])
     return parser
 
 
@@ -123,13 +104,7 @@ def main(words: Sequence[str]) -> int:
     if others and not table.plans:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     run = RunReader(options.source)
-    chosen = Filter(
-        **{
-            name: value
-            for name, value in vars(options).items()
-            if name in Filter.__dataclass_fields__
-        }
-    )
+    chosen = query_of_flags(options, Filter(split=options.split)).wanted
     where = at(flag="table", name=options.table)
     if table.plans and "--recipe" not in " ".join(others):
         fix = "name the recipe whose coach is meant with --recipe"
@@ -143,10 +118,9 @@ def main(words: Sequence[str]) -> int:
         account = table.account(run, chosen, others)
         print_account(account, options.json)
         count = len(account)
-    if not count and chosen == EVERYTHING and options.table not in TABLES:
-        raise ConfigurationError(Problem("export.no_rows", where, "the run has no row of it"))
     if not count:
-        got = "no actions" if chosen == EVERYTHING else "no actions of what the flags ask for"
+        asked = "" if chosen == EVERYTHING else " of what the flags ask for"
+        got = f"no rows of table {options.table}{asked}"
         raise ConfigurationError(Problem("export.no_actions", at(file=options.source), got))
     if options.to not in (None, "-"):
         print(f"{count:,} rows in {options.to}", file=sys.stderr)

@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
         parser.print_help()
         return 0
     kept = sorted(models_folder().glob("[!.]*"))
-    print("\n".join(f"{_line(folder)}" for folder in kept) or f"none in {models_folder()}")
+    print("\n".join(map(_line, kept)) or f"none in {models_folder()}")
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -68,37 +68,25 @@ def in_source(text: str) -> list[tuple[str, str, str]] | None:
     """Returns name, usage and about of the commands that a module returns from `marl_commands`;
     None where they are not written out."""
     try:
-        functions = {f.name: f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)}
+        functions = [f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)]
     except SyntaxError:
         return None
-    if HOOK not in functions:
-        return None
-    calls = list(_calls(functions[HOOK]))
-    listed = [
-        tuple(
-            a.value for a in c.args[:3] if isinstance(a, ast.Constant) and isinstance(a.value, str)
-        )
-        for c in calls
-    ]
-    last = functions[HOOK].body[-1]
-    returned = last.value if isinstance(last, ast.Return) else None
-    if (
-        not isinstance(returned, ast.List)
-        or len(calls) != len(returned.elts)
-        or any(len(words) != 3 for words in listed)
-    ):
-        return None
-    return [(words[0], words[1], words[2]) for words in listed]
+    returned = [f.body[-1] for f in functions if f.name == HOOK]
+    match returned:
+        case [ast.Return(value=ast.List(elts=calls))]:
+            listed = [_written(call) for call in calls]
+            return None if None in listed else [words for words in listed if words]
+    return None
 
 
-def _calls(function: ast.FunctionDef) -> Iterator[ast.Call]:
-    for node in ast.walk(function):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == "Command"
+def _written(call: ast.expr) -> tuple[str, str, str] | None:
+    match call:
+        case ast.Call(
+            func=ast.Name("Command"),
+            args=[ast.Constant(str(name)), ast.Constant(str(usage)), ast.Constant(str(about)), *_],
         ):
-            yield node
+            return name, usage, about
+    return None
 
 
 def _main(plugin: str, name: str) -> Callable[[Sequence[str]], int]:

@@ -191,11 +191,8 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     plugins, problems = Plugins(tree.plugins), Problems()
     recipe, sections = load_recipe(tree, plugins)
     settings = recipe.model_dump(exclude_defaults=True, exclude={"roles", "name", "description"})
-    settings |= (
-        {"flags": {f: shown_flag(f, value) for f, value in recipe.flags.items()}}
-        if recipe.flags
-        else {}
-    )
+    if recipe.flags:
+        settings["flags"] = {f: shown_flag(f, value) for f, value in recipe.flags.items()}
     settings |= {section: shown for section, value in sections.items() if (shown := value.shown())}
     graph, workflow = DependencyGraph(), None
     plan = problems.attempt(lambda: draft_plan(["--recipe", str(path)], plugins))

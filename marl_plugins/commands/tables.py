@@ -30,22 +30,11 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     )
 
 
-def print_findings(title: str, findings: Sequence[Finding]) -> None:
-    """Prints a table of findings, and below it each error's fix again, unwrapped, to be copied."""
-    print_table(
-        title,
-        ["", "what", "found", "what to do"],
-        [[MARKS[f.good], f.what, f.found, f.fix] for f in findings],
-    )
-    for line in dict.fromkeys(f"{f.what}: {f.fix}" for f in findings if f.good is False):
-        print(inert(line))
-
-
 def report(
     title: str, version: str, findings: Sequence[Finding], as_json: bool, good: str, bad: str
 ) -> bool:
-    """Prints findings as a table with a last line, or as one JSON object, and returns whether none
-    is an error.
+    """Prints findings as a table, each error's fix again, unwrapped, to be copied, and a last line;
+    or as one JSON object; and returns whether none is an error.
 
     Args:
         good, bad: The last line.
@@ -55,6 +44,9 @@ def report(
         values = {"version": version, "good": fine, "findings": [asdict(f) for f in findings]}
         print(json.dumps(values, indent=2))
     else:
-        print_findings(title, findings)
+        rows = [[MARKS[f.good], f.what, f.found, f.fix] for f in findings]
+        print_table(title, ["", "what", "found", "what to do"], rows)
+        for line in dict.fromkeys(f"{f.what}: {f.fix}" for f in findings if f.good is False):
+            print(inert(line))
         print(good if fine else bad)
     return fine

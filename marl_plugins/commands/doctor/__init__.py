@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING
 
 from marl_plugins import __version__
 from marl_plugins.commands.doctor import engines, gpus, machine, needs, upstream, versions
-from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.commands.plugin_commands import named_plugins
 from marl_plugins.core.findings import Finding
 from marl_plugins.core.loading import load, present, users_code
 from marl_plugins.core.plugin_names import BUILTINS, SHIPPED
-from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.problems import at
 from marl_plugins.core.recipe.schema import find_recipe
 from marl_plugins.engine.hosts import cpu, upstream_cli
-from marl_plugins.engine.plan.flags import split_flags
 
 if TYPE_CHECKING:
     from marl_plugins.core.run import Run
@@ -59,11 +58,8 @@ def main(words: Sequence[str]) -> int:
         return 0
     options, others = parser.parse_known_args(words)
     if others and not (options.recipe or options.plugin):
-        got = f"unknown argument {others[0].partition('=')[0]!r} (openrlhf doctor --help)"
         fix = "flags of `openrlhf train` go with --recipe or --plugin"
-        raise ConfigurationError(
-            Problem("doctor.argument", at(command="openrlhf doctor"), got, fix=fix)
-        )
+        parser.error(f"unrecognized argument: {others[0].partition('=')[0]}; {fix}")
     if options.recipe:
         find_recipe(options.recipe)  # a missing recipe is a wrong command: exit code 2
     findings = examine(options, [w for w in words if w not in OWN], plugins)
@@ -87,9 +83,8 @@ def checking_plugins(words: Sequence[str]) -> list[ModuleType]:
     Raises:
         ConfigurationError: One that is named cannot be loaded.
     """
-    flags = split_flags([word for word in words if word not in ("--help", "-h")])
-    named = [flag.words[0] for flag in flags if flag.name == "plugin" and flag.words]
-    modules = [load(name) for name in dict.fromkeys([*present((*SHIPPED, *BUILTINS)), *named])]
+    names = dict.fromkeys([*present((*SHIPPED, *BUILTINS)), *named_plugins(words)])
+    modules = [load(name) for name in names]
     return list(
         {
             m.__name__: m for m in modules if hasattr(getattr(m, "marl_doctor", None), "marl_impl")

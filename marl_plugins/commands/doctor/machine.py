@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -28,14 +29,8 @@ def check_machine(device: str) -> list[Finding]:
     total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():  # counts reclaimable pages as free
-        free = next(
-            (
-                int(x.split()[1]) * 1024
-                for x in meminfo.read_text().splitlines()
-                if x.startswith("MemAvailable")
-            ),
-            free,
-        )
+        available = re.search(r"^MemAvailable: *(\d+)", meminfo.read_text(), re.MULTILINE)
+        free = int(available[1]) * 1024 if available else free
     shm = Path("/dev/shm")
     return [
         check_python(sys.version_info[:2], platform.python_version()),

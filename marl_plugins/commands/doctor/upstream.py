@@ -18,6 +18,7 @@ from marl_plugins.engine.hosts.prebuild import OPERATORS, extensions_folder
 from marl_plugins.engine.hosts.releases import TRAINED, known, refusal, standing
 from marl_plugins.engine.hosts.seams import check_seams, seams_of
 
+REPAIR = f"pip install --no-deps openrlhf=={TRAINED}, or a newer openrlhf-marl"
 LIBRARIES = {"cpu": tuple(OPERATORS.values()), "cuda": (OPERATORS["FusedAdamBuilder"],)}
 """The libraries of DeepSpeed's operators that runs on a device load."""
 
@@ -52,10 +53,7 @@ def report_seams(root: Path, version: str) -> list[Finding]:
                 f"all {len(table)} places of upstream that this package depends on are as expected",
             )
         ]
-    fix = (
-        f"pip install --no-deps openrlhf=={TRAINED}, or the openrlhf-marl release for your version"
-    )
-    return [error("seams", problem, fix) for problem in problems]
+    return [error("seams", problem, REPAIR) for problem in problems]
 
 
 def check_operators(device: str) -> Finding:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from marl_plugins.commands.fork.originals import numbered
 from marl_plugins.core.trajectory import Action, Generation, Trajectory
 from marl_plugins.engine.records.intervals import (
     Bounds,
@@ -98,12 +99,11 @@ class Effect:
     original: Trajectory
     action: Action
     arms: tuple[Arm, Arm]
-    binary: bool = field(init=False)
-    """Whether every outcome is 0 or 1."""
 
-    def __post_init__(self) -> None:
-        outcomes = {o for arm in self.arms for o in arm.outcomes.values()}
-        object.__setattr__(self, "binary", outcomes <= {0.0, 1.0})
+    @cached_property
+    def binary(self) -> bool:
+        """Whether every outcome is 0 or 1."""
+        return {o for arm in self.arms for o in arm.outcomes.values()} <= {0.0, 1.0}
 
     @property
     def refused(self) -> str:
@@ -122,10 +122,10 @@ class Effect:
         """Returns the difference of the arms' mean outcomes."""
         return self.arms[0].mean - self.arms[1].mean
 
-    def interval(self, z: float = 1.96) -> Bounds:
-        """Returns its interval, as of independent arms."""
+    def interval(self, z: float = 1.96, correlation: float = 0.0) -> Bounds:
+        """Returns its interval, as of independent arms or with the correlation of pairs."""
         of = [(arm.mean, arm.interval(self.binary, z)) for arm in self.arms]
-        return difference(*of[0], *of[1])
+        return difference(*of[0], *of[1], correlation)
 
     @property
     def paired(self) -> Bounds | None:
@@ -135,8 +135,7 @@ class Effect:
         if any(arm.fixed for arm in self.arms) or len(numbers) < len(first) + len(second) >> 1:
             return None
         r = correlation_of_pairs([(first[n], second[n]) for n in sorted(numbers)])
-        of = [(arm.mean, arm.interval(self.binary)) for arm in self.arms]
-        return difference(*of[0], *of[1], r)
+        return self.interval(correlation=r)
 
     @property
     def p(self) -> float:
@@ -163,10 +162,12 @@ class Effect:
     def values(self) -> dict[str, Any]:
         """Returns the effect as JSON values."""
         t, a, told = self.original, self.action, not self.refused
-        mine = [other.path for other in t.actions if other.role == a.role]
         return {
-            **{"step": t.step, "task": t.task.id, "sample": t.sample, "action": a.path},
-            "name": f"{a.role}.{mine.index(a.path) + 1}",
+            "step": t.step,
+            "task": t.task.id,
+            "sample": t.sample,
+            "action": a.path,
+            "name": numbered(t, a),
             "score": a.score,
             "outcome_then": t.outcome_of(a.role),
             "arms": {arm.name: arm.values(a.path, self.binary) for arm in self.arms},

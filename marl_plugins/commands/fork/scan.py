@@ -92,10 +92,9 @@ def of_role(effects: Sequence[Effect]) -> dict[str, Any]:
         "reliability": reliability,
         "corrected": r / math.sqrt(reliability) if reliability > 0 else math.nan,
     }
-    full = [v for s, v in zip(scores, values, strict=True) if s == 1.0]
-    less = [v for s, v in zip(scores, values, strict=True) if s < 1.0]
-    told |= {"full_marks": [len(full), fmean(full)] if full else None}
-    told |= {"less": [len(less), fmean(less)] if less else None}
+    parts = {"full_marks": values[scores == 1.0], "less": values[scores < 1.0]}
+    for name, part in parts.items():
+        told[name] = [len(part), fmean(part)] if len(part) else None
     return {name: without_nan(value) for name, value in told.items()}
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_plugins.commands.inspect.query import TERMS, Query, nothing_found, query_of
+from marl_plugins.commands.query import Query, add_terms, nothing_found, query_of_flags
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
@@ -37,10 +37,10 @@ def make_parser() -> UpstreamParser:
     add(
         "source",
         type=Path,
-        nargs="+",
         metavar="RUN",
-        help="a run's output folder, or a file of its trajectories; two to compare",
+        help="a run's output folder, or a file of its trajectories",
     )
+    add("other", type=Path, nargs="?", metavar="RUN", help="another run, to compare")
     add(
         "--html",
         type=Path,
@@ -63,8 +63,7 @@ def make_parser() -> UpstreamParser:
     )
     add("--follow", action="store_true", help="go on with what a run in progress adds")
     group = parser.add_argument_group("which trajectories")
-    for name, term in TERMS.items():
-        group.add_argument(f"--{name}", metavar=term.metavar, help=term.help)
+    add_terms(group)
     return parser
 
 
@@ -76,17 +75,8 @@ def main(words: Sequence[str]) -> int:
             written.
     """
     options = make_parser().parse_args(list(words))
-    terms = {name: value for name in TERMS if (value := getattr(options, name)) is not None}
-    query = query_of(terms, Filter(split="eval" if options.evaluations else "train", received=True))
-    if len(options.source) > 2:
-        raise ConfigurationError(
-            Problem(
-                "viewer.runs",
-                at(command="openrlhf inspect"),
-                f"{len(options.source)} runs",
-                "one, or two to compare",
-            )
-        )
+    split = "eval" if options.evaluations else "train"
+    query = query_of_flags(options, Filter(split=split, received=True))
     try:
         import msgspec  # noqa: F401
     except ImportError:
@@ -98,11 +88,11 @@ def main(words: Sequence[str]) -> int:
                 fix=EXTRA,
             )
         ) from None
-    if len(options.source) == 2:
+    if options.other:
         from marl_plugins.commands.inspect.compare import compare
 
         return compare(options, query)
-    return show(options, RunReader(options.source[0]), query)
+    return show(options, RunReader(options.source), query)
 
 
 def show(options: argparse.Namespace, run: RunReader, query: Query) -> int:

@@ -13,14 +13,13 @@ import argparse
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
 from math import comb
 from typing import Any
 
 from marl_plugins.commands.inspect.index import Entry, RunIndex
 from marl_plugins.commands.inspect.page_writer import Side, write_comparison
-from marl_plugins.commands.inspect.query import Query
 from marl_plugins.commands.inspect.text import one_line
+from marl_plugins.commands.query import Query
 from marl_plugins.commands.tables import print_table
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value
@@ -40,7 +39,7 @@ def sign_test(gained: int, lost: int) -> float:
     differs (McNemar's exact test)."""
     changes = gained + lost
     tail: int = sum(comb(changes, k) for k in range(min(gained, lost) + 1))
-    return min(1.0, float(Fraction(2 * tail, 2**changes)))
+    return min(1.0, 2 * tail / 2**changes)
 
 
 def compare(options: argparse.Namespace, query: Query) -> int:
@@ -54,12 +53,13 @@ def compare(options: argparse.Namespace, query: Query) -> int:
         raise ConfigurationError(
             Problem("viewer.two_runs", at(flag=("full", "follow")), got, fix="name one run")
         )
-    runs = [RunReader(source) for source in options.source]
+    sources = [options.source, options.other]
+    runs = [RunReader(source) for source in sources]
     split = query.wanted.split
     sides = paired(runs, query)
     if not sides[0].entries:
         fix = "" if split == "eval" else "compare their evaluations with --evaluations"
-        where = at(file=[str(source) for source in options.source])
+        where = at(file=map(str, sources))
         got = "the runs share no task with an outcome"
         raise ConfigurationError(Problem("viewer.unpaired", where, got, fix=fix))
     if options.html:

@@ -20,6 +20,7 @@ from marl_plugins.core.files import json_value, open_file
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import inert
 from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.engine.records.intervals import mean_of_known
 from marl_plugins.engine.records.read import Filter, RunReader, records
 from marl_plugins.engine.records.trajectory_record import check_schema, from_record
 
@@ -103,12 +104,12 @@ class Entry(msgspec.Struct):
     @property
     def score(self) -> float | None:
         """Mean score of the actions that have one."""
-        return _mean([action.score for action in self.actions])
+        return mean_of_known(action.score for action in self.actions)
 
     @property
     def reward(self) -> float | None:
         """Mean reward of the actions that have one."""
-        return _mean([action.reward for action in self.actions])
+        return mean_of_known(action.reward for action in self.actions)
 
     @property
     def lowest_advantage(self) -> float | None:
@@ -122,11 +123,6 @@ class Entry(msgspec.Struct):
     def left_out(self) -> int:
         """Number of actions that were left out of training."""
         return sum(action.left_out is not None for action in self.actions)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 PROMPT_CHARACTERS = 200

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.commands.inspect.index import Entry, RunIndex
-from marl_plugins.commands.inspect.query import Query, nothing_found
 from marl_plugins.commands.inspect.sampling import sampled, share_text
 from marl_plugins.commands.inspect.shown import finite, trajectory_values
+from marl_plugins.commands.query import Query, nothing_found
 from marl_plugins.core.files import replacing
 from marl_plugins.core.redaction import encodable
 from marl_plugins.core.trajectory import Action

@@ -21,7 +21,6 @@ from textual.widgets import Footer, Input, Static, Tree
 from textual.widgets.tree import TreeNode
 
 from marl_plugins.commands.inspect.index import Entry, RunIndex
-from marl_plugins.commands.inspect.query import TERMS, Query, query_of, terms_of
 from marl_plugins.commands.inspect.shown import trajectory_values
 from marl_plugins.commands.inspect.text import (
     HEADER,
@@ -31,6 +30,7 @@ from marl_plugins.commands.inspect.text import (
     one_line,
     summary,
 )
+from marl_plugins.commands.query import TERMS, Query, query_of, terms_of
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.engine.records.read import Filter, RunReader
 

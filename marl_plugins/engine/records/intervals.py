@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import erfc, expm1, pi, sqrt, tan
+from collections.abc import Callable, Iterable, Sequence
+from math import erfc, expm1, isfinite, pi, sqrt, tan
 from statistics import fmean, stdev
+
+
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """Returns the mean of the values that are there and finite; None without any."""
+    known = [value for value in values if value is not None and isfinite(value)]
+    return sum(known) / len(known) if known else None
 
 
 def wilson(rate: float, count: int, z: float = 1.96) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from typing import Any
 from marl_plugins.core.redaction import encodable, inert
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.engine.records.intervals import mean_of_known
 
 COLUMNS = ("step", "task", "sample", "outcome", "score", "failure", "prompt", "answer", "actions")
 LONGEST_TEXT = 4000
@@ -36,7 +37,7 @@ def rows_of(step: int, trajectories: Sequence[Trajectory]) -> list[list[Any]]:
             _text(t.task.id),
             t.sample,
             t.outcome,
-            _mean([a.score for a in t.actions]),
+            mean_of_known(a.score for a in t.actions),
             t.infrastructure_failure or t.agent_failure or "",
             _text(t.task.prompt),
             _text(t.answer or ""),
@@ -85,11 +86,6 @@ def _text(text: str) -> str:
     shown = inert(encodable(text))
     more = len(shown) - LONGEST_TEXT
     return shown if more <= 0 else f"{shown[:LONGEST_TEXT]}… and {more:,} more characters"
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def log_rows(

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.files import replace_text
 from marl_plugins.engine.records import load, pairs, reasons
 from marl_plugins.engine.records.behaviour import alarms
+from marl_plugins.engine.records.intervals import mean_of_known
 from marl_plugins.engine.records.read import REPORT, RunReader
 
 LAST_EVALUATIONS = 3
@@ -141,8 +141,7 @@ def cost_of(steps: Metrics) -> float | None:
 
 
 def _mean(metrics: Metrics, name: str) -> float | None:
-    values = [v for m in metrics if (v := m.get(name)) is not None and isfinite(v)]
-    return sum(values) / len(values) if values else None
+    return mean_of_known(m.get(name) for m in metrics)
 
 
 def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

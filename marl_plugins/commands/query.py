@@ -1,6 +1,7 @@
 """Queries of a run, as words: `step=3:5 role=coder outcome=0 find=boxes`.
 
-The flags of `openrlhf inspect` and the fragment of a page's address have the same names.
+The flags of `openrlhf inspect` and `export` and the fragment of a page's address have the same
+names.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import argparse
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -79,6 +80,19 @@ class Query:
     wanted: Filter = EVERYTHING
     find: re.Pattern[str] | None = None
     words: Mapping[str, str] = field(default_factory=dict)
+
+
+def add_terms(parser: Any, names: Iterable[str] = TERMS) -> None:
+    """Adds terms as flags to a parser or a group of one."""
+    for name in names:
+        flags = [f"--{name}", *(["--steps"] if name == "step" else [])]
+        parser.add_argument(*flags, metavar=TERMS[name].metavar, help=TERMS[name].help)
+
+
+def query_of_flags(options: argparse.Namespace, base: Filter) -> Query:
+    """Does what `query_of` does, with the terms that were given as flags."""
+    terms = {name: word for name in TERMS if (word := getattr(options, name, None)) is not None}
+    return query_of(terms, base)
 
 
 def query_of(words: Mapping[str, str], base: Filter = EVERYTHING) -> Query:
