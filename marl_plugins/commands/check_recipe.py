@@ -70,7 +70,7 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
     labels_answer = not known or any(one.fine for one in labels if one.kind == "label")
     twice = {split: _twice(plan, split) for split in ("train", "eval")}
     counted = [one for one in labels if labels_answer or one.kind != "label"]
-    fine = not problems and all(one.fine for one in (*known, *counted))
+    fine = not problems and all(a.fine for a in known) and all(one.fine for one in counted)
     if as_json_values:
         print(
             json.dumps(

@@ -41,11 +41,10 @@ def loaded_commands(plugin: str) -> Sequence[Command]:
     from marl_plugins.core.loading import load, users_code
 
     module = load(plugin)
-    hook = getattr(module, HOOK, None)
-    if hook is None or not hasattr(hook, "marl_impl"):
+    if not hasattr(getattr(module, HOOK, None), "marl_impl"):
         return ()
     with users_code(at(hook=HOOK), place=at(plugin=module.__name__)):
-        commands = list(hook() or ())
+        commands = list(module.marl_commands() or ())
     _check(module, commands)
     return commands
 

@@ -75,8 +75,8 @@ def main(words: Sequence[str]) -> int:
             written.
     """
     options = make_parser().parse_args(list(words))
-    split = "eval" if options.evaluations else "train"
-    query = query_of_flags(options, Filter(split=split, received=True))
+    base = Filter(split="eval" if options.evaluations else "train", received=True)
+    query = query_of_flags(options, base)
     try:
         import msgspec  # noqa: F401
     except ImportError:

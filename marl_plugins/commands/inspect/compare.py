@@ -39,7 +39,7 @@ def sign_test(gained: int, lost: int) -> float:
     differs (McNemar's exact test)."""
     changes = gained + lost
     tail: int = sum(comb(changes, k) for k in range(min(gained, lost) + 1))
-    return min(1.0, 2 * tail / 2**changes)
+    return min(1.0, 2 * tail / (1 << changes))
 
 
 def compare(options: argparse.Namespace, query: Query) -> int:
