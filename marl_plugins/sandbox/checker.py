@@ -20,17 +20,14 @@ their end. So
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.sandbox.checker_programs import LARGEST_ANSWER_CHARS
 from marl_plugins.sandbox.opening import OnDemandSandbox
 from marl_plugins.sandbox.program import Limits, Program, ProgramResult
 from marl_plugins.sandbox.section import SandboxConfig
@@ -86,7 +83,7 @@ class Checker:
             SandboxConfig(imports=["ast", "inspect", "json"])
         )
         self._first_asked: dict[tuple[str, ...], list[str]] = {}
-        """By checks, what they ask of a program of which they know nothing, the latest last."""
+        """By checks, what they ask of a program of which they know nothing."""
 
     async def passed(self, program: str, checks: str) -> CheckResult:
         """Runs checks on a program.
@@ -136,12 +133,14 @@ class Checker:
                 # with a program's answers, the program may be to blame: they can be as long as it
                 # likes
                 if not report:
-                    return CheckResult(False, _why(completed, "the checks"), broken=not known)
+                    return CheckResult(False, _end("the checks", completed), broken=not known)
                 status, *unknown = report
                 if status != "asks":
                     return status
-            if not known:
-                self._remember(these, unknown)
+            if not known and sum(map(len, (*these, *unknown))) <= REMEMBERED_CHARS:
+                if len(self._first_asked) == REMEMBERED_CHECKS:
+                    self._first_asked.clear()
+                self._first_asked[these] = unknown
             calls = [*(call for call, _ in known), *unknown]
             limits = replace(self._limits, seconds=max(left, 0.1))
             completed, answers = await self._run(
@@ -158,21 +157,12 @@ class Checker:
             broken=True,
         )
 
-    def _remember(self, these: tuple[str, ...], unknown: list[str]) -> None:
-        """Keeps what checks ask first, for the next program that meets them."""
-        if sum(map(len, (*these[1:], *unknown))) > REMEMBERED_CHARS:
-            return
-        self._first_asked.pop(these, None)
-        self._first_asked[these] = unknown
-        if len(self._first_asked) > REMEMBERED_CHECKS:
-            del self._first_asked[next(iter(self._first_asked))]
-
     async def close(self) -> None:
         """Ends the sandbox of the running event loop; what nobody closes ends with this process."""
         await self._sandbox.close()
 
     async def _run(
-        self, what: str, limits: Limits, most: int | None = None, **request: Any
+        self, what: str, limits: Limits, most: int = -1, **request: Any
     ) -> tuple[ProgramResult, list[str]]:
         """Run one side; its report by lines, at most so many, which is empty where it has left
         none."""
@@ -186,37 +176,18 @@ class Checker:
             merged=True,
         )
         completed = await self._sandbox.sandbox.run(program)
-        return completed, await asyncio.to_thread(_lines, completed.files.get(report, b""), most)
+        text = completed.files.get(report, b"").decode(errors="replace")
+        return completed, text.split("\n", most)[:-1]
 
 
-def _lines(report: bytes, most: int | None) -> list[str]:
-    """Returns the lines of a report; of answers at most so many, and in the place of one that is
-    too long nothing."""
-    lines = [
-        line.rstrip("\n") for line in islice(io.StringIO(report.decode(errors="replace")), most)
-    ]
-    return (
-        lines
-        if most is None
-        else [line if len(line) <= LARGEST_ANSWER_CHARS else "" for line in lines]
-    )
-
-
-def _why(completed: ProgramResult, what: str) -> str:
+def _end(what: str, completed: ProgramResult) -> str:
     """Returns why a side has left no report, or not all of it."""
-    return (
-        f"{what} were {completed.reason}"
-        if completed.reason
-        else f"{what} ended early, with exit code {completed.code}"
-    )
+    return f"{what} ended early: {completed.reason or f'exit code {completed.code}'}"
 
 
 def _unanswered(answers: list[str], calls: list[str], completed: ProgramResult) -> str:
     """Returns why a program has not answered all calls."""
     if len(answers) == 1 and (failed := re.match(r'\{"raised": "(\w+)"', answers[0])):
         return f"the program raises {failed[1]} when it is loaded"
-    call = calls[len(answers) - 1] if answers else ""
-    at = f" before it answered {call[:200]}" if answers else " while it was loaded"
-    return (
-        f"the program was {completed.reason}{at}" if completed.reason else f"the program ended{at}"
-    )
+    at = f"before it answered {calls[len(answers) - 1][:200]}" if answers else "while it was loaded"
+    return f"{_end('the program', completed)}, {at}"

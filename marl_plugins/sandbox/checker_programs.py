@@ -21,27 +21,30 @@ import json
 import sys
 import types
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 LARGEST_ANSWER_CHARS = 1 << 20
 """Characters of one answer."""
 MOST_PARTS = 100_000
 """How much of an iterator crosses."""
-ITERATORS = (
-    types.GeneratorType,
-    map,
-    filter,
-    zip,
-    enumerate,
-    reversed,
-    *map(type, (iter([]), iter(()), iter(""), iter({}))),
-)
-VIEWS: dict[str, tuple[type[Any], Callable[[list[Any]], Any]]] = {
-    "keys": (type({}.keys()), lambda parts: dict.fromkeys(parts).keys()),
-    "values": (type({}.values()), lambda parts: dict(enumerate(parts)).values()),
-    "items": (type({}.items()), lambda parts: dict(parts).items()),
+BUILDERS: dict[str, Callable[[list[Any]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": deque,
+    "iterator": iter,
+    "bytes": lambda parts: bytes.fromhex(*parts),
+    "complex": lambda parts: complex(*parts),
+    "range": lambda parts: range(*parts),
+    "dict": lambda parts: dict(zip(*parts)),  # noqa: B905
+    "dict_keys": lambda parts: dict.fromkeys(parts).keys(),
+    "dict_values": lambda parts: dict(enumerate(parts)).values(),
+    "dict_items": lambda parts: dict(parts).items(),
 }
+"""What makes a value again of its parts, by the name under which it crosses."""
+VIEWS = tuple(map(type, ({}.keys(), {}.values(), {}.items())))
 MAX_CHECKER_CALLS = 1000
 """Maximum number of calls that checks make."""
 CHECKS = "checks.py"
@@ -62,41 +65,25 @@ def allow_long_numbers() -> None:
 
 
 def packed(value: Any) -> Any:
-    """Turns a plain value into JSON values: of a subclass only what its plain class holds.
+    """Turns a plain value into JSON values: of a subclass only what JSON says of its plain class.
 
     Raises:
         TypeError: It holds something else.
     """
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, (int, float, str)):
         return value
-    if isinstance(value, int):
-        return int.__int__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    if isinstance(value, str):
-        return str.__str__(value)
-    for kind in (list, tuple, set, frozenset):
+    for kind in (list, tuple, set, frozenset, deque, *VIEWS):
         if isinstance(value, kind):
-            return {kind.__name__: [packed(part) for part in kind.__iter__(value)]}  # type: ignore[arg-type]
+            return {kind.__name__: [packed(part) for part in value]}
     if isinstance(value, dict):
-        return {"dict": [[packed(key), packed(part)] for key, part in dict.items(value)]}
+        return {"dict": [packed([*value]), packed([*value.values()])]}
     if isinstance(value, bytes):
-        return {"bytes": bytes.hex(value)}
+        return {"bytes": [value.hex()]}
     if isinstance(value, complex):
-        return {
-            "complex": [
-                complex.__getattribute__(value, "real"),
-                complex.__getattribute__(value, "imag"),
-            ]
-        }
-    if type(value) is range:
+        return {"complex": [value.real, value.imag]}
+    if isinstance(value, range):
         return {"range": [value.start, value.stop, value.step]}
-    if isinstance(value, deque):
-        return {"deque": [packed(part) for part in deque.__iter__(value)]}
-    for name, (view, _) in VIEWS.items():
-        if type(value) is view:
-            return {name: [packed(part) for part in list(value)]}
-    if type(value) in ITERATORS:
+    if isinstance(value, Iterator):
         parts = list(itertools.islice(value, MOST_PARTS + 1))
         if len(parts) > MOST_PARTS:
             raise OverflowError(f"the iterator gives more than {MOST_PARTS} values")
@@ -114,25 +101,7 @@ def unpacked(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, parts),) = value.items()
-    if kind == "dict":
-        return {unpacked(key): unpacked(part) for key, part in parts}
-    if kind == "bytes":
-        return bytes.fromhex(parts)
-    if kind == "complex":
-        return complex(*parts)
-    if kind == "range":
-        return range(*parts)
-    if kind in VIEWS:
-        return VIEWS[kind][1]([*map(unpacked, parts)])
-    kinds: dict[str, Callable[[list[Any]], Any]] = {
-        "list": list,
-        "tuple": tuple,
-        "set": set,
-        "frozenset": frozenset,
-        "deque": deque,
-        "iterator": iter,
-    }
-    return kinds[kind]([*map(unpacked, parts)])
+    return BUILDERS[kind]([unpacked(part) for part in parts])
 
 
 class alike:
@@ -347,20 +316,15 @@ class CheckNames(dict[str, Any]):
             Exception: What the program raised, as Python's own class.
         """
         if "raised" in answer:
-            kind = getattr(builtins, str(answer["raised"]), None)
-            usual = isinstance(kind, type) and issubclass(kind, Exception)
-            if usual and issubclass(kind, (StopIteration, StopAsyncIteration)):  # type: ignore[arg-type]
+            name, text = str(answer["raised"]), answer.get("text")
+            kind, error = getattr(builtins, name, None), Exception(f"{name}: {text}")
+            if isinstance(kind, type) and issubclass(kind, Exception):
+                with contextlib.suppress(TypeError):  # of a class that takes more than a text
+                    error = kind(text)
+            if isinstance(error, (StopIteration, StopAsyncIteration)):
                 # as in a generator: either would end a loop of the checks (`all(map(...))`) as if
                 # all passed
-                kind = RuntimeError
-            try:
-                error = (
-                    kind(answer.get("text"))  # type: ignore[misc]
-                    if usual
-                    else Exception(f"{answer['raised']}: {answer.get('text')}")
-                )
-            except TypeError:  # of a class that takes more than a text
-                error = Exception(f"{answer['raised']}: {answer.get('text')}")
+                error = RuntimeError(text)
             raise error
         try:
             value = unpacked(answer["value"])
@@ -397,17 +361,12 @@ class SettleInserter(ast.NodeTransformer):
         return node
 
     def _parts(self, statement: ast.stmt) -> list[ast.stmt]:
-        test = statement.test if isinstance(statement, ast.Assert) else None
-        if (
-            isinstance(statement, ast.Assert)
-            and isinstance(test, ast.BoolOp)
-            and isinstance(test.op, ast.And)
-        ):
-            asserts = [
-                ast.copy_location(ast.Assert(part, statement.msg), statement)
-                for part in test.values
-            ]
-            return [one for part in asserts for one in self._parts(part)]
+        match statement:
+            case ast.Assert(ast.BoolOp(ast.And(), values), message):
+                asserts = [
+                    ast.copy_location(ast.Assert(part, message), statement) for part in values
+                ]
+                return [one for part in asserts for one in self._parts(part)]
         calls = [
             node
             for node in ast.walk(statement)
@@ -428,12 +387,11 @@ def _of_a_builtin(call: ast.Call) -> bool:
 
 def _alone(statement: ast.stmt) -> ast.expr | None:
     """The expression that a statement is, or of which it asserts that it is None."""
-    if isinstance(statement, ast.Expr):
-        return statement.value
-    if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Compare):
-        match statement.test.ops, statement.test.comparators:
-            case [ast.Is()], [ast.Constant(None)]:
-                return statement.test.left
+    match statement:
+        case ast.Expr(value):
+            return value
+        case ast.Assert(ast.Compare(left, [ast.Is()], [ast.Constant(None)])):
+            return left
     return None
 
 
@@ -541,7 +499,7 @@ def run_to_the_end(result: Any) -> None:
 def write_end(request: dict[str, Any], ending: str, unknown: list[str]) -> None:
     """Writes how the checks ended; or that they ask, and what."""
     with open(request["report"], "w", encoding="utf-8", errors="replace") as file:
-        file.write("\n".join(["asks" if unknown else ending, *unknown]))
+        file.writelines(f"{line}\n" for line in ("asks" if unknown else ending, *unknown))
 
 
 def line_of(error: BaseException) -> int:
