@@ -79,7 +79,7 @@ class SandboxContract:
     def test_what_a_program_prints(self) -> None:
         got = self.run("import sys\nprint(6 * 7)\nprint('no', file=sys.stderr)")
         assert (got.status, got.code, got.stdout, got.stderr) == ("finished", 0, "42\n", "no\n")
-        assert got.seconds > 0 and not got.stdout_truncated and not got.stderr_truncated
+        assert got.seconds > 0
 
     def test_streams_in_the_order_of_writing(self) -> None:
         source = "import os\nos.write(1, b'a'); os.write(2, b'b'); os.write(1, b'c')"
@@ -189,7 +189,7 @@ class SandboxContract:
     def test_long_output_keeps_its_ends(self) -> None:
         source = "import sys\nfor n in range(300000): print(n)\nprint('end', file=sys.stderr)"
         got = self.run(Program(source, limits=replace(LONG, output_chars=1000)))
-        assert got.status == "finished" and got.stdout_truncated and not got.stderr_truncated
+        assert got.status == "finished" and "bytes left out" in got.stdout
         assert (
             got.stdout.startswith("0\n1\n")
             and got.stdout.endswith("299999\n")

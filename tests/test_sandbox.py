@@ -411,10 +411,7 @@ def test_much_output_takes_no_memory():
         return got, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
     got, grown = opened(work, packages=False)
-    assert (got.status, got.stdout_truncated) == (
-        "finished",
-        True,
-    ) and "bytes left out" in got.stdout
+    assert got.status == "finished" and "bytes left out" in got.stdout
     assert grown < 20_000  # KB
 
 

@@ -39,7 +39,7 @@ BEGUN = {
 }
 
 
-RESULT = {"stopped": "", "exceeded": "", "code": 0, "seconds": 0.1, "names": [], "gone": []}
+RESULT = {"stopped": "", "exceeded": False, "code": 0, "seconds": 0.1, "names": [], "gone": []}
 RESULT["streams"] = [{"head": "", "tail": "", "total": 0}]
 
 
@@ -160,27 +160,20 @@ def test_a_kept_workspace_is_as_a_program_leaves_it_and_only_changes_travel(
 
 
 @pytest.mark.parametrize(
-    ("source", "limits", "said"),
+    ("source", "limits"),
     [
-        ("for n in range(3000): open(str(n), 'w')", LONG, "more than 2000 files and folders"),
-        (
-            "open('a', 'wb').write(bytes(3 << 20))",
-            Limits(seconds=60, disk_mb=1),
-            "its files took more than 1 MB",
-        ),
-        ("open('a', 'wb').truncate(400 << 20)", LONG, "have more than 256 MB"),
+        ("for n in range(3000): open(str(n), 'w')", LONG),
+        ("open('a', 'wb').write(bytes(3 << 20))", Limits(seconds=60, disk_mb=1)),
+        ("open('a', 'wb').truncate(400 << 20)", LONG),
     ],
 )
-def test_files_that_are_too_many_or_too_large_stay_there(service, source, limits, said):
+def test_files_that_are_too_many_or_too_large_stay_there(service, source, limits):
     runner, sandbox, place = service
     here = Path(tempfile.mkdtemp(dir=place))
     (here / "kept").write_text("1")
     got = runner.run(sandbox.run(Program(source, limits=limits), here))
-    assert (
-        (got.status, files_of(here)) == ("killed", {"kept": b"1"})
-        and said in got.reason
-        and "is lost" in got.reason
-    )
+    assert (got.status, files_of(here)) == ("killed", {"kept": b"1"})
+    assert f"{limits.disk_mb} MB" in got.reason and "is lost" in got.reason
 
 
 def test_a_program_never_leaves_more_than_the_next_one_can_be_sent(service, monkeypatch):
@@ -200,7 +193,7 @@ def test_a_program_never_leaves_more_than_the_next_one_can_be_sent(service, monk
         "finished",
         "42\n",
     )
-    assert "more than 1 MB; " in second.reason
+    assert "or 1 MB to be sent" in second.reason
     assert files_of(workspace).keys() == {"a"}
 
 
@@ -214,7 +207,7 @@ def test_a_program_never_leaves_more_than_the_next_one_can_be_sent(service, monk
         (
             "import os, signal\nopen('../marl-result.json', "
             "'w').write('{}')\nos.kill(os.getppid(), signal.SIGKILL)",
-            "what it left as its result cannot be read",
+            "what it left cannot be taken",
         ),
         ("import os, shutil; shutil.rmtree('..', ignore_errors=True); open('/dev/null')", ""),
     ],
@@ -386,7 +379,7 @@ def test_what_a_program_has_forged_is_its_own_failure_and_leads_nowhere(result, 
                 await sandbox.close()
 
     got = asyncio.run(run())
-    assert got.status == "killed" and "cannot be read" in got.reason, got
+    assert got.status == "killed" and "cannot be taken" in got.reason, got
     assert files_of(tmp_path) == kept
     assert not Path("/tmp/marl-outside").exists()
 

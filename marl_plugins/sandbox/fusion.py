@@ -86,19 +86,19 @@ class _StreamEnds(pydantic.BaseModel):
     tail: pydantic.Base64Bytes
     total: int = pydantic.Field(ge=0)
 
-    def text(self, limit: int) -> tuple[str, bool]:
-        """The stream as it is shown, and whether something is left out."""
+    def text(self, limit: int) -> str:
+        """The stream as it is shown."""
         kept = remote.HeadAndTail(limit)
         kept.head, kept.tail = self.head[:limit], self.tail[-limit:]
         kept.total = max(self.total, len(kept.head) + len(kept.tail))
-        return kept.text(), kept.left_out > 0
+        return kept.text()
 
 
 class _Result(pydantic.BaseModel):
     """remote.RESULT, which the program may have written itself."""
 
     stopped: Literal["", "time", "output"]
-    exceeded: Literal["", "entries", "disk", "returned"]
+    exceeded: bool
     code: int | None = pydantic.Field(ge=-64, le=255)
     seconds: float = pydantic.Field(ge=0, allow_inf_nan=False)
     streams: list[_StreamEnds] = pydantic.Field(min_length=1, max_length=2)
@@ -364,79 +364,77 @@ class _Job:
         """
         ran = response.run_result
         assert ran is not None
-        limits = self.program.limits
-        seconds = ran.execution_time or 0.0
-        if remote.RESULT not in response.files:
-            if ran.status is CommandRunStatus.TimeLimitExceeded:
-                return ProgramResult("time", None, "", "", seconds, excess("time", limits))
+        status: Status = "killed"
+        if remote.RESULT in response.files:
+            try:
+                left = self._left(response)
+            except ValueError as error:
+                reason = f"what it left cannot be taken: {str(error).splitlines()[0]}"
+            else:
+                return self._judged(*left)
+        elif ran.status is CommandRunStatus.TimeLimitExceeded:
+            status, reason = "time", excess("time", self.program.limits)
+        else:
             detail = (ran.stderr or "").strip()[-LAST_WORDS_CHARS:]
-            why = f"its processes ended without a result (exit code {ran.return_code}) {detail}"
-            return ProgramResult("killed", None, "", "", seconds, why.rstrip())
-        try:
-            left, archive = (
-                base64.b64decode(response.files.get(name, ""), validate=True)
-                for name in (remote.RESULT, remote.CHANGED)
-            )
-            result, changed = _Result.model_validate_json(left), _unpacked(archive)
-            for path in (*changed, *result.gone):
-                if problem := path_problem(path):
-                    raise ValueError(f"path {path[:200]!r} {problem}")
-            if problem := self._tree_problem(result, changed):
+            reason = f"its processes ended without a result (exit code {ran.return_code}) {detail}"
+        return ProgramResult(status, None, "", "", ran.execution_time or 0.0, reason.rstrip())
+
+    def _left(self, response: RunCodeResponse) -> tuple[_Result, dict[str, bytes]]:
+        """Returns what a program has left: its result, and what has changed of its files.
+
+        Raises:
+            ValueError: The program has forged it: it cannot be read, or the workspace cannot become
+                what it says.
+        """
+        left, archive = (
+            base64.b64decode(response.files.get(name, ""), validate=True)
+            for name in (remote.RESULT, remote.CHANGED)
+        )
+        result, changed = _Result.model_validate_json(left), _unpacked(archive)
+        for path in (*changed, *result.gone):
+            if problem := path_problem(path):
+                raise ValueError(f"path {path[:200]!r} {problem}")
+        if self.workspace is not None:
+            files = self.files | changed
+            paths = (self.files.keys() - result.gone) | changed.keys()
+            size = sum(len(files[path]) for path in paths)
+            if len(paths) + len(folders_of(paths)) > MAX_WORKSPACE_FILES or size > RETURNED_BYTES:
+                raise ValueError("files that are too many or too large")
+            if problem := tree_problem(paths):
                 raise ValueError(problem)
-        except ValueError as error:
-            why = f"what it left as its result cannot be read: {str(error).splitlines()[0]}"
-            return ProgramResult("killed", None, "", "", seconds, why)
-        return self._judged(result, changed, min(result.seconds, limits.seconds + STARTING_SECONDS))
+        return result, changed
 
-    def _tree_problem(self, result: _Result, changed: dict[str, bytes]) -> str:
-        """Returns why the kept workspace cannot become what the program says that it is; empty
-        where it can."""
-        if self.workspace is None:
-            return ""
-        paths = (self.files.keys() - result.gone) | changed.keys()
-        if len(paths) + len(folders_of(paths)) > MAX_WORKSPACE_FILES:
-            return f"more than {MAX_WORKSPACE_FILES} files and folders"
-        left = self.files | changed
-        if sum(len(left[path]) for path in paths) > RETURNED_BYTES:
-            return f"more than {RETURNED_BYTES >> 20} MB of files"
-        return tree_problem(paths)
-
-    def _judged(
-        self, result: _Result, changed: Mapping[str, bytes], seconds: float
-    ) -> ProgramResult:
-        """Returns the result of the program by what it has left."""
+    def _judged(self, result: _Result, changed: Mapping[str, bytes]) -> ProgramResult:
+        """Returns the result of the program by what it has left; a kept workspace is brought up to
+        date."""
         limits = self.program.limits
-        texts = [kept.text(limits.output_chars) for kept in result.streams] + [("", False)]
-        (out, out_cut), (errors, errors_cut) = texts[:2]
-        status, reason = judge(result.code, texts[len(result.streams) - 1][0])
+        texts = [kept.text(limits.output_chars) for kept in result.streams]
+        status, reason = judge(result.code, texts[-1])
         if result.stopped:
             status, reason = result.stopped, excess(result.stopped, limits)
         elif result.exceeded:
-            status, reason = _too_much(result.exceeded, limits.disk_mb)
+            status = "killed"
+            reason = (
+                f"it left more than {MAX_WORKSPACE_FILES} files and folders, or {limits.disk_mb} "
+                f"MB of them on the disk, or {RETURNED_BYTES >> 20} MB to be sent; what it changed "
+                "is lost"
+            )
         files = {path: changed[path] for path in self.program.wanted if path in changed}
         if self.workspace is not None and not result.exceeded:
             remove_files(self.workspace, result.gone)
             write_files(self.workspace, changed)
             files = read_files(self.workspace, self.program.wanted, RETURNED_BYTES)
-        code = None if result.stopped or result.exceeded else result.code
-        names = tuple(
-            name for name in result.names[:NAMES] if name.isprintable() and len(name) < 1000
-        )
+        names = [name for name in result.names[:NAMES] if name.isprintable() and len(name) < 1000]
         return ProgramResult(
-            status, code, out, errors, seconds, reason, out_cut, errors_cut, names, files
+            status,
+            None if result.stopped or result.exceeded else result.code,
+            texts[0],
+            "".join(texts[1:]),
+            min(result.seconds, limits.seconds + STARTING_SECONDS),
+            reason,
+            tuple(names),
+            files,
         )
-
-
-def _too_much(
-    exceeded: Literal["entries", "disk", "returned"] | str, disk_mb: int
-) -> tuple[Status, str]:
-    """Returns why the files of a program stay where they are."""
-    what = {
-        "entries": f"more than {MAX_WORKSPACE_FILES} files and folders",
-        "disk": f"its files took more than {disk_mb} MB",
-        "returned": f"its files have more than {RETURNED_BYTES >> 20} MB",
-    }[exceeded]
-    return "killed", f"{what}; what it changed is lost"
 
 
 def _unpacked(archive: bytes) -> dict[str, bytes]:

@@ -321,25 +321,20 @@ class LocalRun:
     async def _completed(self, folder: Path, streams: list[Stream]) -> ProgramResult:
         assert self._begun is not None
         seconds = time.monotonic() - self._begun
-        texts = [stream.text() for stream in streams] + [""]
-        cut = [stream.kept.left_out > 0 for stream in streams] + [False]
-        status, reason = self._stopped or judge(self._code, texts[len(streams) - 1])
+        texts = [stream.text() for stream in streams]
+        status, reason = self._stopped or judge(self._code, texts[-1])
         if self._refused and status != "finished":
             reason = "; ".join(
                 filter(None, [reason, f"the sandbox refused {', '.join(self._refused)}"])
             )
-        files = (
-            await asyncio.to_thread(read_files, folder, self.program.wanted, RETURNED_BYTES)
-            if self.program.wanted
-            else {}
-        )
+        files = await asyncio.to_thread(read_files, folder, self.program.wanted, RETURNED_BYTES)
         return ProgramResult(
             status,
             None if self._stopped else self._code,
-            *(texts[0], texts[1]),
+            texts[0],
+            "".join(texts[1:]),
             seconds,
             reason,
-            *(cut[0], cut[1]),
             first_names(folder),
             files,
         )

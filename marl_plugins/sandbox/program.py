@@ -7,7 +7,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 from marl_plugins.core.workspace import path_problem, tree_problem
 
@@ -16,10 +16,6 @@ Language = Literal["python", "bash", "pytest"]
 Status = Literal["finished", "failed", "time", "memory", "output", "killed"]
 """finished: exit code 0; failed: another one; killed: by a signal, or for a limit that has no word
 of its own."""
-MAX_PROGRAM_FILES = 1000
-"""Maximum number of files that a program brings, and that it can be asked for."""
-
-
 OUT_OF_MEMORY = re.compile(r"[\w.]*MemoryError\b")
 LIMITS: dict[int, tuple[Status, str]] = {
     signal.SIGXCPU: ("time", ": it took more than its time on a processor"),
@@ -34,7 +30,6 @@ class Limits:
 
     Args:
         seconds: Wall time.
-        cpu_seconds: Time on a processor, of each process; default: a second more than `seconds`.
         memory_mb: Memory of each process beyond what was imported before, and of all its processes
             together.
         processes: Number of processes and threads at the same time.
@@ -45,7 +40,6 @@ class Limits:
     """
 
     seconds: float = 5.0
-    cpu_seconds: float | None = None
     memory_mb: int = 512
     processes: int = 128
     file_mb: int = 512
@@ -55,8 +49,8 @@ class Limits:
 
     @property
     def whole_cpu_seconds(self) -> int:
-        """Time on a processor, of each process, as the kernel counts it."""
-        return int(self.seconds + 1 if self.cpu_seconds is None else max(1.0, self.cpu_seconds))
+        """Time on a processor, of each process: at most a second more than `seconds`."""
+        return int(self.seconds + 1)
 
 
 @dataclass(frozen=True)
@@ -73,8 +67,7 @@ class Program:
             that are installed; in a kept workspace another agent may have put them there.
 
     Raises:
-        ValueError: An unknown language, a path that leaves the workspace, cannot be shown, or is a
-            file and a folder, too many files.
+        ValueError: A path that leaves the workspace, cannot be shown, or is a file and a folder.
     """
 
     source: str
@@ -87,16 +80,9 @@ class Program:
     modules: bool = False
 
     def __post_init__(self) -> None:
-        if self.language not in get_args(Language):
-            raise ValueError(
-                f"language {self.language!r}: expected one of {', '.join(get_args(Language))}"
-            )
-        for what, paths in (("files", self.files), ("wanted", self.wanted)):
-            if len(paths) > MAX_PROGRAM_FILES:
-                raise ValueError(f"{len(paths)} {what}: at most {MAX_PROGRAM_FILES}")
-            for path in paths:
-                if problem := path_problem(path):
-                    raise ValueError(f"{what}: path {path[:200]!r} {problem}")
+        for path in (*self.files, *self.wanted):
+            if problem := path_problem(path):
+                raise ValueError(f"path {path[:200]!r} {problem}")
         if problem := tree_problem(self.files):
             raise ValueError(f"files: {problem}")
 
@@ -122,8 +108,6 @@ class ProgramResult:
     stderr: str
     seconds: float
     reason: str = ""
-    stdout_truncated: bool = False
-    stderr_truncated: bool = False
     names: tuple[str, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
 

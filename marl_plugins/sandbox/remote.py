@@ -39,6 +39,8 @@ PACKED, RESULT, CHANGED = "marl-packed.zip", "marl-result.json", "marl-changed.z
 BEGUN = "marl: begun"
 """Written by the child just before it is the program. Without it nothing of the program has run."""
 CHUNK_BYTES = 1 << 16
+LOOK_SECONDS = 0.01
+"""Seconds between two looks at whether the program has ended."""
 INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ")
 """What programs get of the service's environment."""
 MAX_FILE_NAMES = 50
@@ -88,11 +90,6 @@ def main(settings: dict[str, Any]) -> None:
         packed.extractall(here)
     os.unlink(PACKED)
     os.makedirs("workspace", exist_ok=True)
-    woken, waking = os.pipe()
-    for descriptor in (woken, waking):
-        os.set_blocking(descriptor, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(waking)
     begun, beginning = os.pipe()
     pipes = [os.pipe() for _ in range(1 if settings["merged"] else 2)]
     pid = os.fork()
@@ -102,16 +99,11 @@ def main(settings: dict[str, Any]) -> None:
     for writing in (beginning, *(writing for _, writing in pipes)):
         os.close(writing)
     os.read(begun, 1)  # closed by the child, which has begun or ended
-    watched = RemoteProgram(pid, [reading for reading, _ in pipes], woken, settings)
-    watched.watch()
-    result: dict[str, Any] = {
-        "stopped": watched.stopped,
-        "code": watched.code,
-        "seconds": watched.seconds,
-    }
+    kept = {reading: HeadAndTail(settings["chars"]) for reading, _ in pipes}
+    result = watch(pid, kept, settings)
     result["streams"] = [
-        {"head": text_of(kept.head), "tail": text_of(kept.tail), "total": kept.total}
-        for kept in watched.kept.values()
+        {"head": text_of(stream.head), "tail": text_of(stream.tail), "total": stream.total}
+        for stream in kept.values()
     ]
     result.update(pack(settings))
     save(RESULT, json.dumps(result).encode())
@@ -129,79 +121,61 @@ def save(name: str, content: bytes) -> None:
         file.write(content)
 
 
-class RemoteProgram:
-    """The program as it runs.
+def watch(pid: int, kept: dict[int, HeadAndTail], settings: dict[str, Any]) -> dict[str, Any]:
+    """Watches the program until it has ended, and returns its exit code, how long it took, and why
+    it was stopped: `time`, `output`, or not.
 
     Args:
-        streams: Descriptors of what it writes.
-        woken: Readable when a child has ended.
+        kept: What it writes, by the descriptor on which that is read.
     """
-
-    def __init__(self, pid: int, streams: list[int], woken: int, settings: dict[str, Any]):
-        self.pid = pid
-        self.kept = {stream: HeadAndTail(settings["chars"]) for stream in streams}
-        self.woken = woken
-        self.settings = settings
-        self.code: int | None = None
-        self.stopped = ""
-        """Why it was stopped: `time`, `output`, or not."""
-        self.seconds = 0.0
-
-    def watch(self) -> None:
-        """Watches the program until it has ended."""
-        started = time.monotonic()
-        until, ended = started + self.settings["seconds"], False
-        with selectors.DefaultSelector() as selector:
-            for descriptor in (self.woken, *self.kept):
-                os.set_blocking(descriptor, False)
-                selector.register(descriptor, selectors.EVENT_READ)
-            while len(selector.get_map()) > 1 or not ended:
-                descriptors = [
-                    key.fd for key, _ in selector.select(max(0.0, until - time.monotonic()))
-                ]
-                for descriptor in descriptors:
-                    if not self._read(descriptor):
-                        selector.unregister(descriptor)
-                if not ended and os.waitid(
-                    os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
-                ):
-                    ended, until = True, time.monotonic() + EXIT_GRACE_SECONDS
-                    self.seconds = time.monotonic() - started
-                written = sum(kept.total for kept in self.kept.values())
-                if written > self.settings["output"]:
-                    self.stopped = "output"
-                elif time.monotonic() >= until and not ended:
-                    self.stopped = "time"
-                if self.stopped or time.monotonic() >= until:
+    started = time.monotonic()
+    until, seconds, stopped = started + settings["seconds"], 0.0, ""
+    with selectors.DefaultSelector() as selector:
+        for descriptor in kept:
+            os.set_blocking(descriptor, False)
+            selector.register(descriptor, selectors.EVENT_READ)
+        while not stopped and (selector.get_map() or not seconds):
+            for key, _ in selector.select(LOOK_SECONDS):
+                if not read(key.fd, kept):
+                    selector.unregister(key.fd)
+            now = time.monotonic()
+            if not seconds and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                seconds, until = now - started, now + EXIT_GRACE_SECONDS
+            if sum(stream.total for stream in kept.values()) > settings["output"]:
+                stopped = "output"
+            elif now >= until:
+                if seconds:
                     break
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-            status = os.waitpid(self.pid, 0)[1]
-        except PermissionError:  # Landlock before Linux 6.12: the service ends what is left
-            status = os.waitpid(self.pid, os.WNOHANG)[1]
-        for descriptor in self.kept:
-            for _ in range(16):  # a pipe holds at most 1 MB
-                self._read(descriptor)
-        self.seconds = self.seconds or time.monotonic() - started
-        if not self.stopped:
-            self.code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+                stopped = "time"
+    try:
+        os.killpg(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+    except PermissionError:  # Landlock before Linux 6.12: the service ends what is left
+        status = os.waitpid(pid, os.WNOHANG)[1]
+    for descriptor in kept:
+        for _ in range(16):  # a pipe holds at most 1 MB
+            read(descriptor, kept)
+    code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+    return {
+        "stopped": stopped,
+        "code": None if stopped else code,
+        "seconds": seconds or time.monotonic() - started,
+    }
 
-    def _read(self, descriptor: int) -> bool:
-        """Take what there is; whether more may come."""
-        try:
-            chunk = os.read(descriptor, CHUNK_BYTES)
-        except BlockingIOError:
-            return True
-        if descriptor in self.kept:
-            self.kept[descriptor].add(chunk)
-        return bool(chunk)
+
+def read(descriptor: int, kept: dict[int, HeadAndTail]) -> bool:
+    """Takes what there is, and returns whether more may come."""
+    try:
+        chunk = os.read(descriptor, CHUNK_BYTES)
+    except BlockingIOError:
+        return True
+    kept[descriptor].add(chunk)
+    return bool(chunk)
 
 
 def become(settings: dict[str, Any], streams: list[int]) -> None:
     """Becomes the program in the child, to its end."""
     os.setsid()
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if settings["language"] == "bash" and not os.access(BASH, os.X_OK):
         raise FileNotFoundError(f"no {BASH}")
     source = os.open("program", os.O_RDONLY)
@@ -228,14 +202,11 @@ def pack(settings: dict[str, Any]) -> dict[str, Any]:
     about: dict[str, Any] = {
         "names": [printable(name) for name in names],
         "gone": [],
-        "exceeded": "",
+        "exceeded": entries > settings["entries"] or size > settings["disk"],
     }
-    sent = settings["sent"]
-    if entries > settings["entries"]:
-        return {**about, "exceeded": "entries"}
-    if size > settings["disk"]:
-        return {**about, "exceeded": "disk"}
-    room = settings["returned"]
+    if about["exceeded"]:
+        return about
+    sent, room = settings["sent"], settings["returned"]
     with zipfile.ZipFile(CHANGED + "~", "w") as packed:
         for path in sorted(paths if sent is not None else paths.intersection(settings["wanted"])):
             try:
@@ -245,7 +216,7 @@ def pack(settings: dict[str, Any]) -> dict[str, Any]:
             with open(opened, "rb") as file:
                 size = os.fstat(opened).st_size
                 if size > room and sent is not None:
-                    return {**about, "exceeded": "returned"}
+                    return {**about, "exceeded": True}
                 if size > room or not stat.S_ISREG(os.fstat(opened).st_mode):
                     continue
                 if sent is not None and sent.get(path) == digest(file):
