@@ -71,8 +71,7 @@ def _at_service(config: SandboxConfig, packages: bool) -> Iterator[Problem]:
             got,
             fix="what can be imported is the service's matter; remove one of the two",
         )
-    if missing := missing_extra():
-        yield Problem("sandbox.extra", isolation, f"service: {missing}")
+    yield from missing_extra(isolation)
 
 
 def describe_sandbox(config: SandboxConfig) -> str:

@@ -54,10 +54,8 @@ def main(words: Sequence[str]) -> int:
     if options.command is None:
         parser.print_help()
         return 0
-    if missing := missing_extra():
-        raise ConfigurationError(
-            Problem("sandbox.extra", at(command="openrlhf sandbox serve"), missing)
-        )
+    if missing := missing_extra(at(command="openrlhf sandbox serve")):
+        raise ConfigurationError(missing)
     from marl_plugins.sandbox.service import RequestLimits, serve
 
     most = RequestLimits(options.most_seconds, options.most_memory_mb)

@@ -38,7 +38,6 @@ ENVIRONMENT = {
 """Also before the imports: a process with several threads cannot be forked."""
 INIT = "/bin/sleep"
 """Process 1 of each program's pid namespace."""
-STARTS_THREADS = "starts threads, which do not survive a fork"
 
 
 class ForkSettings(TypedDict):
@@ -118,28 +117,19 @@ def prepare(settings: ForkSettings) -> dict[str, str]:
     and caches is there in every program; returns what is wrong, for the owner, who makes it a
     problem."""
     site.setquit()  # `exit` and `quit`, which a Python without site-packages lacks
-    for name in settings["imports"]:
+    steps = [("imports", name, f"import {name}") for name in settings["imports"]]
+    for key, name, source in (*steps, ("warm_up", "the warm-up", settings["warm_up"])):
+        got = ""
         try:
-            __import__(name)
+            exec(compile(source, key, "exec"), {"__name__": key})
         except BaseException as error:
-            got = f"cannot be imported: {type(error).__name__}: {error}"
-        else:
-            got = STARTS_THREADS if has_threads() else ""
+            after = error.__traceback__ and error.__traceback__.tb_next
+            got = f"line {after and after.tb_lineno}: {type(error).__name__}: {error}"
+        if len(os.listdir("/proc/self/task")) > 1:
+            got = "it starts threads, which do not survive a fork"
         if got:
-            return {"key": "imports", "refused": f"{name!r} {got}"}
-    try:
-        exec(compile(settings["warm_up"], "warm_up", "exec"), {"__name__": "warm_up"})
-    except BaseException as error:
-        after = error.__traceback__ and error.__traceback__.tb_next
-        got = f"line {after and after.tb_lineno}: {type(error).__name__}: {error}"
-    else:
-        got = f"it {STARTS_THREADS}" if has_threads() else ""
-    return {"key": "warm_up", "refused": got} if got else {}
-
-
-def has_threads() -> bool:
-    """Returns whether this process has more than one thread."""
-    return len(os.listdir("/proc/self/task")) > 1
+            return {"key": key, "refused": f"{name}: {got}"}
+    return {}
 
 
 class ForkServer(Pool):

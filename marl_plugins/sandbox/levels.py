@@ -90,14 +90,6 @@ class Machine:
     missing: Mapping[Level, str]
 
     @property
-    def means(self) -> str:
-        """Says in words what isolates programs here."""
-        means = [f"Landlock version {self.abi}"] if self.abi else []
-        means += ["seccomp with user notification"] if self.filters else []
-        means += [f"bubblewrap {self.bwrap}"] if self.bwrap else []
-        return ", ".join(means) or "limits alone"
-
-    @property
     def strongest(self) -> Level:
         return next(level for level in reversed(LEVELS) if level not in self.missing)
 
@@ -130,8 +122,7 @@ def choose(isolation: Literal["auto", "service"] | Level, machine: Machine) -> L
     """
     if isolation == "auto":
         return machine.strongest
-    if isolation == "service":
-        raise ValueError("a service is no level of this machine")
+    assert isolation != "service", "a service is no level of this machine"
     if isolation in machine.missing:
         got = f"{isolation} is unavailable: {machine.missing[isolation]}"
         fix = f"or take what this machine has: {machine.strongest}"

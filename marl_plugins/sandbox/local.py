@@ -34,7 +34,7 @@ from marl_plugins.sandbox.pool_owner import forked, heard, in_memory, python
 from marl_plugins.sandbox.program import Program, ProgramResult, Status, excess, judge
 from marl_plugins.sandbox.removal import remove
 from marl_plugins.sandbox.section import Level, SandboxConfig
-from marl_plugins.sandbox.server import SandboxServer, new_root, unavailable
+from marl_plugins.sandbox.server import SandboxServer, new_root
 from marl_plugins.sandbox.streams import Stream
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class LocalSandbox:
                 self.isolation, [*read[len(levels.SYSTEM) :], *kept], len(self._slots)
             )
         except OSError as error:
-            raise unavailable("the sandbox cannot start", error) from error
+            raise InfrastructureFailure("sandbox", f"cannot start: {error}") from error
         root = new_root(shared=user is not None)
         namespaces = self.isolation == "namespaces"
         settings: ForkSettings = {
@@ -232,7 +232,7 @@ class LocalRun:
             if isinstance(error, FileNotFoundError) and self._workspace is None:
                 self._server.end()  # its folder is gone, so it has ended
                 return None
-            raise unavailable("a program could not be handed over", error) from error
+            raise InfrastructureFailure("sandbox", f"a program cannot start: {error}") from error
         finally:
             for timer in self._timers:
                 timer.cancel()

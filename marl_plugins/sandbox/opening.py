@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.sandbox.program import StartableSandbox
 from marl_plugins.sandbox.section import SandboxConfig
 
@@ -18,14 +18,11 @@ NEEDED = ("sandbox_fusion", "aiohttp", "tenacity")
 """Modules of the extra `fusion`."""
 
 
-def missing_extra() -> str:
-    """Returns what a service needs and is not installed; empty where it is."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    return (
-        f"{', '.join(missing)} not installed; pip install 'openrlhf-marl[fusion]'"
-        if missing
-        else ""
-    )
+def missing_extra(where: Where) -> list[Problem]:
+    """Returns that what a service needs is not installed, where that is so."""
+    missing = ", ".join(name for name in NEEDED if find_spec(name) is None)
+    fix = "pip install 'openrlhf-marl[fusion]'"
+    return [Problem("sandbox.extra", where, f"{missing} not installed", fix=fix)] if missing else []
 
 
 def back_end(
@@ -47,10 +44,8 @@ def back_end(
         return LocalSandbox(
             config, packages=packages, concurrency=concurrency, workspaces=workspaces
         )
-    if missing := missing_extra():
-        raise ConfigurationError(
-            Problem("sandbox.service", at(key="tools.sandbox.isolation"), f"service: {missing}")
-        )
+    if missing := missing_extra(at(key="tools.sandbox.isolation")):
+        raise ConfigurationError(missing)
     from marl_plugins.sandbox.fusion import ServiceSandbox
 
     return ServiceSandbox(config.url, concurrency=concurrency, workspaces=workspaces)

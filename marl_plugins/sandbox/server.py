@@ -4,7 +4,6 @@ their end."""
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import stat
@@ -30,19 +29,6 @@ CLOSING_SECONDS = 60.0
 """Seconds for a supervisor to end and remove everything."""
 LATE_SECONDS = 5.0
 """Seconds for what a supervisor that was killed has left."""
-CURES = {
-    errno.EMFILE: "`ulimit -n` is the limit; raise it",
-    errno.ENFILE: "the machine's limit is in /proc/sys/fs/file-max",
-    errno.EAGAIN: "`ulimit -u` is the limit of processes; raise it",
-    errno.ENOSPC: "make room, or set TMPDIR to another folder",
-    errno.EDQUOT: "make room, or set TMPDIR to another folder",
-}
-
-
-def unavailable(what: str, error: OSError) -> InfrastructureFailure:
-    """Returns the failure for what this machine refuses, with the cure where it is known."""
-    cure = CURES.get(error.errno or 0)
-    return InfrastructureFailure("sandbox", f"{what}: {error}{f'; {cure}' if cure else ''}")
 
 
 def new_root(shared: bool) -> Path:
@@ -58,7 +44,7 @@ def new_root(shared: bool) -> Path:
         root = tempfile.mkdtemp(prefix="marl-sandbox-")
         os.chmod(root, 0o711 if shared else 0o700)
     except OSError as error:
-        raise unavailable("the sandbox cannot make a folder", error) from error
+        raise InfrastructureFailure("sandbox", f"cannot make a folder: {error}") from error
     return Path(root).resolve()
 
 
@@ -93,7 +79,7 @@ class SandboxServer:
                     env=ENVIRONMENT,
                 )
             except OSError as error:
-                raise unavailable("the sandbox cannot start a process", error) from error
+                raise InfrastructureFailure("sandbox", f"cannot start: {error}") from error
             undone.pop_all()
         self._release = weakref.finalize(self, release, process, root, self.control, self._errors)
 
