@@ -162,12 +162,8 @@ def write(report: str, answer: dict[str, Any]) -> None:
     """Adds a line to the report."""
     text = json.dumps(answer)
     if len(text) > LARGEST_ANSWER_CHARS:
-        text = json.dumps(
-            {
-                "raised": "OverflowError",
-                "text": f"the answer has more than {LARGEST_ANSWER_CHARS} characters",
-            }
-        )
+        why = f"the answer has more than {LARGEST_ANSWER_CHARS} characters"
+        text = json.dumps(raised(OverflowError(why)))
     with open(report, "a", encoding="utf-8", errors="replace") as file:
         file.write(text + "\n")
 

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable
 
 from marl_plugins.sandbox.kernel import check, libc, no_new_privileges
-from marl_plugins.sandbox.run_program import limit_each
+from marl_plugins.sandbox.run_program import limit_each, tighten
 from marl_plugins.sandbox.system_calls import ABI_SCOPES
 
 PR_CAPBSET_DROP, PR_SET_THP_DISABLE, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 41, 47, 4
@@ -161,14 +161,12 @@ def limit(memory: int, seconds: int, file: int, processes: int | None) -> None:
         processes: Of the user; None where the user has others.
     """
     limit_each(memory, seconds, file)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, MAX_OPEN_FILES))
     for none in (resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE, resource.RLIMIT_MSGQUEUE):
-        resource.setrlimit(none, (0, 0))
-    _, most = resource.getrlimit(resource.RLIMIT_SIGPENDING)
-    timers = MAX_TIMERS if most == resource.RLIM_INFINITY else min(MAX_TIMERS, most)
-    resource.setrlimit(resource.RLIMIT_SIGPENDING, (timers, timers))
+        tighten(none, 0, 0)
+    tighten(resource.RLIMIT_NOFILE, MAX_OPEN_FILES, MAX_OPEN_FILES)
+    tighten(resource.RLIMIT_SIGPENDING, MAX_TIMERS, MAX_TIMERS)
     if processes is not None:
-        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+        tighten(resource.RLIMIT_NPROC, processes, processes)
 
 
 def private_mounts(folder: str, hidden: Iterable[str], memory: int) -> None:

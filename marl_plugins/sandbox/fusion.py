@@ -45,6 +45,7 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import Redaction, shown_url
 from marl_plugins.core.workspace import (
     MAX_WORKSPACE_FILES,
+    OURS,
     folders_of,
     path_problem,
     read_files,
@@ -298,7 +299,7 @@ class _Job:
         self.files = dict(program.files)
         if workspace is not None:
             write_files(workspace, program.files)
-            paths, entries, _ = remote.plain_files(os.fspath(workspace), MAX_WORKSPACE_FILES)
+            paths, entries, _ = remote.plain_files(os.fspath(workspace), MAX_WORKSPACE_FILES, OURS)
             if entries > MAX_WORKSPACE_FILES:
                 raise OSError(
                     f"more than {MAX_WORKSPACE_FILES} files and folders, and no more travel to a "

@@ -73,8 +73,9 @@ class LocalSandbox:
         self._imports = tuple(config.imports)
         self._warm_up = Path(config.warm_up).read_text() if config.warm_up else ""
         self._packages = packages
-        self._slots = list(range(concurrency or usable_cores()))
-        self._free = asyncio.Semaphore(len(self._slots))
+        self._slots: asyncio.LifoQueue[int] = asyncio.LifoQueue(concurrency or usable_cores())
+        for slot in range(self._slots.maxsize):
+            self._slots.put_nowait(slot)
         self._servers: dict[tuple[str, ...], asyncio.Task[SandboxServer]] = {}
         self._launched: list[SandboxServer] = []
 
@@ -102,8 +103,8 @@ class LocalSandbox:
         workspace = own_workspace(workspace, self._workspaces)
         imports = (*self._imports, "pytest") if program.language == "pytest" else self._imports
         async with not_counted():
-            await self._free.acquire()
-        slot, run = self._slots.pop(), None
+            slot = await self._slots.get()
+        run = None
         try:
             for _ in range(MAX_START_ATTEMPTS):
                 run = LocalRun(program, workspace, await self._server(imports), slot)
@@ -116,13 +117,9 @@ class LocalSandbox:
             if (
                 run is not None and run.cleaning is not None
             ):  # a fresh workspace takes its place until it is removed
-                run.cleaning.add_done_callback(lambda _: self._give_back(slot))
+                run.cleaning.add_done_callback(lambda _: self._slots.put_nowait(slot))
             else:
-                self._give_back(slot)
-
-    def _give_back(self, slot: int) -> None:
-        self._slots.append(slot)
-        self._free.release()
+                self._slots.put_nowait(slot)
 
     async def _server(self, imports: tuple[str, ...]) -> SandboxServer:
         """The fork server that has imported these modules, started if there is none."""
@@ -139,7 +136,7 @@ class LocalSandbox:
         read = levels.readable(self.isolation)
         try:
             user = levels.users(
-                self.isolation, [*read[len(levels.SYSTEM) :], *kept], len(self._slots)
+                self.isolation, [*read[len(levels.SYSTEM) :], *kept], self._slots.maxsize
             )
         except OSError as error:
             raise InfrastructureFailure("sandbox", f"cannot start: {error}") from error
@@ -190,7 +187,7 @@ class LocalRun:
         self._workspace = workspace
         self._server = server
         self._slot = slot
-        self._connection: socket.socket | None = None
+        self._connection: socket.socket
         self._loop = asyncio.get_running_loop()
         self._begun: float | None = None
         self._code: int | None = None
@@ -308,15 +305,13 @@ class LocalRun:
     def _stop(self, status: Status, reason: str) -> None:
         if self._stopped is None:
             self._stopped = (status, reason)
-            if self._connection is not None:
-                shut(self._connection, socket.SHUT_WR)
+            shut(self._connection, socket.SHUT_WR)
             self._timers.append(self._loop.call_later(LATE_SECONDS, self._give_up))
 
     def _give_up(self) -> None:
         """Waits no longer, and has the fork server replaced."""
         self._server.end()
-        if self._connection is not None:
-            shut(self._connection)
+        shut(self._connection)
 
     async def _completed(self, folder: Path, streams: list[Stream]) -> ProgramResult:
         assert self._begun is not None

@@ -24,6 +24,7 @@ import stat
 import sys
 import time
 import zipfile
+from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 if __package__:  # else run_program.py stands before this file
@@ -247,9 +248,14 @@ def add(packed: zipfile.ZipFile, path: str, file: BinaryIO, size: int) -> int:
     return size - left
 
 
-def plain_files(folder: str, most: int) -> tuple[set[str], int, int]:
+def plain_files(folder: str, most: int, ours: Sequence[int] = ()) -> tuple[set[str], int, int]:
     """Returns the plain files below a folder, without following links; how many entries there are,
-    counted up to `most`, and their bytes."""
+    counted up to `most`, and their bytes. What cannot be shown, or lies too deep for a path, is
+    none of them.
+
+    Raises:
+        OSError: One of `ours`: errors that no program is to blame for.
+    """
     paths: set[str] = set()
     entries = size = 0
     waiting = [""]
@@ -269,8 +275,9 @@ def plain_files(folder: str, most: int) -> tuple[set[str], int, int]:
                         paths.add(path)
                     if entries > most:
                         break
-        except OSError:  # closed by the program, or too deep
-            continue
+        except OSError as error:  # closed by the program, or too deep
+            if error.errno in ours:
+                raise
     return paths, entries, size
 
 

@@ -48,10 +48,15 @@ def limit_each(memory: int, seconds: int, file: int) -> None:
         (resource.RLIMIT_FSIZE, file, file),
         (resource.RLIMIT_CORE, 0, 0),
     ):
-        most = resource.getrlimit(which)[1]
-        if most != resource.RLIM_INFINITY:
-            soft, hard = min(soft, most), min(hard, most)
-        resource.setrlimit(which, (soft, hard))
+        tighten(which, soft, hard)
+
+
+def tighten(which: int, soft: int, hard: int) -> None:
+    """Sets a limit, or leaves what is lower already."""
+    most = resource.getrlimit(which)[1]
+    if most != resource.RLIM_INFINITY:
+        soft, hard = min(soft, most), min(hard, most)
+    resource.setrlimit(which, (soft, hard))
 
 
 def run_program(language: str, source: int, modules: bool) -> None:

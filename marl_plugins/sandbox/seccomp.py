@@ -10,7 +10,6 @@ import errno
 import os
 import platform
 import struct
-import threading
 from collections.abc import Mapping
 
 from marl_plugins.sandbox import system_calls
@@ -18,7 +17,7 @@ from marl_plugins.sandbox.kernel import check, libc, no_new_privileges
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 SECCOMP = {"x86_64": 317, "aarch64": 277}
-SET_MODE_FILTER, GET_ACTION_AVAIL = 1, 2
+SET_MODE_FILTER = 1
 NEW_LISTENER, WAIT_KILLABLE = 8, 32
 """The second, of Linux 5.19 and later: no signal but SIGKILL interrupts a question that is being
 answered."""
@@ -113,29 +112,17 @@ def install(code: bytes, listened: bool = False) -> int:
 def problem() -> str:
     """Returns why there are no filters whose questions can be answered here; empty where there
     are."""
+    from concurrent.futures import ThreadPoolExecutor
+
     if machine() not in SECCOMP:
         return f"no seccomp filters on this machine ({machine()}): x86-64 and aarch64 have them"
-    action = struct.pack("=I", ASKED)
-    if libc.syscall(SECCOMP[machine()], GET_ACTION_AVAIL, 0, action) != 0:
-        return (
-            "no seccomp filters with user notification; they are in Linux 5.0 and later, with "
-            "CONFIG_SECCOMP_FILTER"
-        )
-    refused: list[OSError] = []
-    trial = threading.Thread(
-        target=_try, args=(refused,)
-    )  # a filter is one thread's, and ends with it
-    trial.start()
-    trial.join()
-    return (
-        f"seccomp filters with user notification are refused ({refused[0].strerror})"
-        if refused
-        else ""
-    )
-
-
-def _try(refused: list[OSError]) -> None:
-    try:
-        os.close(install(filter_of({}, system_calls.ALLOW), listened=True))
-    except OSError as error:
-        refused.append(error)
+    code = filter_of({}, system_calls.ALLOW)
+    with ThreadPoolExecutor(1) as thread:  # a filter is one thread's, and ends with it
+        try:
+            os.close(thread.submit(install, code, listened=True).result())
+        except OSError as error:
+            return (
+                f"seccomp filters with user notification are refused ({error.strerror}); they need "
+                "Linux 5.0, CONFIG_SECCOMP_FILTER and a container that allows them"
+            )
+    return ""

@@ -23,6 +23,7 @@ from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.threads import DaemonThreads
 from marl_plugins.core.trajectory import File, Task
 from marl_plugins.core.workspace import MAX_WORKSPACE_FILES, OURS, TooManyFiles
+from marl_plugins.sandbox.remote import plain_files
 from marl_plugins.sandbox.removal import remove
 from marl_plugins.sandbox.server import new_root
 
@@ -171,60 +172,28 @@ def scan(folder: Path, writer: str, known: dict[str, _KnownFile]) -> dict[str, _
     """Returns the regular files below a folder, by path; only those that have changed since they
     were `known` are read.
 
-    Links are not followed: they are no files of the folder's own. What cannot be read as a path in
-    UTF-8 is not listed, nor what lies deeper than the longest path.
-
     Raises:
         OSError: It cannot be read, and no program is to blame.
         TooManyFiles: There are more than `MAX_WORKSPACE_FILES`.
     """
+    paths, entries, _ = plain_files(os.fspath(folder), MAX_WORKSPACE_FILES, OURS)
+    if entries > MAX_WORKSPACE_FILES:
+        raise TooManyFiles(f"more than {MAX_WORKSPACE_FILES} files and folders in the workspace")
     files: dict[str, _KnownFile] = {}
-    for path, entry in sorted(_walk(folder)):
-        mark = _mark(entry)
+    for path in sorted(paths):
         last = known.get(path)
-        if last is not None and last.mark == mark:
-            files[path] = last
-            continue
         try:
-            digest = _digest(folder / path)
+            now = os.lstat(folder / path)
+            mark = now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
+            if last is None or last.mark != mark:
+                file = File(path, now.st_size, _digest(folder / path), writer)
+                same = last is not None and last.file.sha256 == file.sha256
+                last = _KnownFile(last.file if same and last else file, mark)
         except OSError as error:  # made unreadable, or gone meanwhile
             if error.errno in OURS:
                 raise
-            continue
-        same = last is not None and last.file.sha256 == digest
-        files[path] = _KnownFile(
-            last.file if same and last else File(path, entry.st_size, digest, writer), mark
-        )
-    return files
-
-
-def _mark(entry: os.stat_result) -> Mark:
-    return entry.st_ino, entry.st_size, entry.st_mtime_ns, entry.st_ctime_ns
-
-
-def _walk(folder: Path) -> list[tuple[str, os.stat_result]]:
-    files: list[tuple[str, os.stat_result]] = []
-    waiting, folders = [""], 0
-    while waiting:
-        here = waiting.pop()
-        try:
-            entries = list(os.scandir(folder / here))
-        except OSError as error:  # too deep, or made unreadable
-            if error.errno in OURS:
-                raise
-            continue
-        for entry in entries:
-            path = f"{here}{entry.name}"
-            with contextlib.suppress(OSError):  # too deep, or gone meanwhile
-                if entry.is_dir(follow_symlinks=False):
-                    waiting.append(f"{path}/")
-                    folders += 1
-                elif entry.is_file(follow_symlinks=False) and path.isprintable():
-                    files.append((path, entry.stat(follow_symlinks=False)))
-            if len(files) + folders > MAX_WORKSPACE_FILES:
-                raise TooManyFiles(
-                    f"more than {MAX_WORKSPACE_FILES} files and folders in the workspace"
-                )
+        else:
+            files[path] = last
     return files
 
 
