@@ -29,7 +29,7 @@ from marl_plugins.builtin.tools.python import (
     python_tool,
     run_program,
 )
-from marl_plugins.sandbox import OnDemandSandbox, files, removal
+from marl_plugins.sandbox import OnDemandSandbox, remote, removal
 from marl_plugins.sandbox.section import SandboxConfig
 
 SAYS = {
@@ -140,7 +140,7 @@ def test_names_of_files_are_bounded_and_can_be_shown(sandbox, loop):
     )
     assert sorted(got.files) == ["\\xff", "a\\nb\\x1b", "\u00e9t\u00e9"]
     got = loop.run(run(sandbox, PROGRAMS["50 of the longest names"]))
-    assert len(got.files) == files.NAMES
+    assert len(got.files) == remote.MAX_FILE_NAMES
 
 
 @pytest.mark.usefixtures("clean")

@@ -281,7 +281,7 @@ def test_what_takes_too_much_and_cannot_be_ended_ends_with_its_fork_server(place
     monkeypatch.setattr(local, "LATE_SECONDS", 0.3)
 
     async def work(sandbox):
-        endless = Program("open('begun', 'w')\nwhile True: pass", limits=Limits(seconds=3.0))
+        endless = Program("open('begun', 'w')\nwhile True: pass", limits=Limits(seconds=1.0))
         running = asyncio.create_task(sandbox.run(endless))
         while not list(place.glob("*/*/workspace/begun")):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -289,7 +289,7 @@ def test_what_takes_too_much_and_cannot_be_ended_ends_with_its_fork_server(place
         return await running
 
     got = opened(work, config={"isolation": "process"})
-    assert (got.status, got.reason) == ("time", "stopped after 3 s")
+    assert (got.status, got.reason) == ("time", "stopped after 1 s")
 
 
 @pytest.mark.usefixtures("place")

@@ -82,7 +82,7 @@ def test_a_filter_that_nobody_is_left_to_ask_by_is_not_waited_for():
     request = json.dumps({"memory": 1 << 20, "disk": 1 << 20}).encode()
     socket.send_fds(theirs, [request], [top, connection.fileno(), listener])
     supervisor._hear_server()
-    (watched,) = supervisor.watched
+    (watched,) = set(supervisor.watched.values())
     os.close(asking)
     ((found, events),) = supervisor.poll.poll(0)
     assert (found, events) == (watched.listener, select.POLLHUP)
@@ -91,6 +91,6 @@ def test_a_filter_that_nobody_is_left_to_ask_by_is_not_waited_for():
     os.close(process)
     ((found, events),) = supervisor.poll.poll(0)
     supervisor._hear_program(watched, found, events)
-    assert not supervisor.watched and not supervisor.by_descriptor
+    assert not supervisor.watched
     for opened in (control, owner, server, theirs, connection, other):
         opened.close()

@@ -230,12 +230,12 @@ def short_pauses(monkeypatch):
 SMALL = Program("print(1)")
 
 
-def meets(answer, program=SMALL, queue=fusion.QUEUE_SECONDS):
+def meets(answer, program=SMALL):
     """What comes of a program at a server that answers like that, and how many requests it got."""
 
     async def run():
         async with answering(answer) as (url, taken):
-            sandbox = ServiceSandbox(url, queue=queue)
+            sandbox = ServiceSandbox(url)
             try:
                 return await sandbox.run(program), len(taken)
             except (InfrastructureFailure, RunPaused) as failure:
@@ -323,10 +323,9 @@ async def forever():
 
 def test_a_service_that_hangs(monkeypatch):
     monkeypatch.setattr(fusion, "STARTING_SECONDS", 0.1)
-    failure, requests = meets(
-        lambda *_: forever(), Program("1", limits=Limits(seconds=0.1)), queue=1.7
-    )
-    assert failure.kind == "sandbox_timeout" and "no answer within 2 s" in str(failure)
+    monkeypatch.setattr(fusion, "QUEUE_SECONDS", 0.2)
+    failure, requests = meets(lambda *_: forever(), Program("1", limits=Limits(seconds=0.1)))
+    assert failure.kind == "sandbox_timeout" and "no answer within 0.5 s" in str(failure)
     assert requests <= 1  # none where the machine was too busy even for that
 
 

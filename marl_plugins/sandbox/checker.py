@@ -100,10 +100,10 @@ class Checker:
         Raises:
             InfrastructureFailure: They could not be run; no program is to blame for that.
         """
-        ended = await self._ended("verdict", program, checks)
+        ended = await self._ended(program, [checks])
         if isinstance(ended, CheckResult):
             return ended
-        status, _, reason = ended.partition(" ")
+        status, _, reason = ended[0].partition(" ")
         return CheckResult(status == "passed", reason, broken=status not in ("passed", "failed"))
 
     async def pass_rate(self, program: str, checks: Sequence[str]) -> float:
@@ -117,26 +117,26 @@ class Checker:
         Raises:
             InfrastructureFailure: They could not be run; no program is to blame for that.
         """
-        ended = await self._ended("each", program, list(checks))
-        return (
-            0.0 if isinstance(ended, CheckResult) else ended.split().count("passed") / len(checks)
-        )
+        ended = await self._ended(program, list(checks))
+        return 0.0 if isinstance(ended, CheckResult) else ended.count("passed") / len(checks)
 
-    async def _ended(self, what: str, program: str, checks: str | list[str]) -> str | CheckResult:
+    async def _ended(self, program: str, checks: list[str]) -> list[str] | CheckResult:
         """Returns how checks ended, in the words of checker_programs.py; or why they did not."""
         known: list[tuple[str, str]] = []
         left = self._limits.seconds
-        these = what, *([checks] if isinstance(checks, str) else checks)
+        these = tuple(checks)
         for _ in range(MAX_DEPENDENT_ROUNDS):
             if known or not (unknown := self._first_asked.get(these, [])):
-                completed, report = await self._run(what, self._limits, checks=checks, known=known)
+                completed, report = await self._run(
+                    "verdicts", self._limits, checks=checks, known=known
+                )
                 # with a program's answers, the program may be to blame: they can be as long as it
                 # likes
                 if not report:
                     return CheckResult(False, _end("the checks", completed), broken=not known)
-                status, *unknown = report
-                if status != "asks":
-                    return status
+                if report[0] != "asks":
+                    return report
+                unknown = report[1:]
             if not known and sum(map(len, (*these, *unknown))) <= REMEMBERED_CHARS:
                 if len(self._first_asked) == REMEMBERED_CHECKS:
                     self._first_asked.clear()

@@ -2,8 +2,7 @@
 calls; or the checks alone, with its answers.
 
     answers()    loads the program and writes one line of JSON for each call that it was asked for
-    verdict()    runs the checks; writes how they ended, or the calls whose answers they still need
-    each()       the same for several checks, each on its own; writes which of them passed
+    verdicts()   runs the checks; writes how they ended, or the calls whose answers they still need
 
 Two programs that never meet: what passes between them is JSON. Each leaves its report in a file of
 a random name, so what it prints is no report, and one that leaves early has made none. Standard
@@ -400,28 +399,20 @@ def renew(mine: Any, new: Any) -> None:
         mine.update(new)
 
 
-def verdict(request: dict[str, Any]) -> None:
-    """Runs the checks to their end, with functions called `test_*` that take nothing; the first
-    line says what came of it."""
-    write_end(request, *ended(request["checks"], answers_by_call(request["known"])))
-
-
-def each(request: dict[str, Any]) -> None:
-    """Runs several checks, each on its own; the first line says in turn which of them passed."""
-    known, told, unknown = answers_by_call(request["known"]), [], []
+def verdicts(request: dict[str, Any]) -> None:
+    """Runs checks, each on its own, to their ends, with what pytest would take for tests; writes a
+    line for each that says what came of it. Where that is not known yet, writes that they ask, and
+    what."""
+    known: dict[str, list[str]] = {}
+    for call, answer in request["known"]:  # in turn, and each is taken once
+        known.setdefault(call, []).append(answer)
+    endings, unknown = [], []
     for checks in request["checks"]:
-        outcome, asked = ended(checks, known)
-        told.append("passed" if outcome == "passed" else "failed")
+        ending, asked = ended(checks, known)
+        endings.append(ending)
         unknown += asked
-    write_end(request, " ".join(told), unknown)
-
-
-def answers_by_call(known: list[tuple[str, str]]) -> dict[str, list[str]]:
-    """Returns the program's answers by call, in turn; each is taken once."""
-    by_call: dict[str, list[str]] = {}
-    for call, answer in known:
-        by_call.setdefault(call, []).append(answer)
-    return by_call
+    with open(request["report"], "w", encoding="utf-8", errors="replace") as file:
+        file.writelines(f"{line}\n" for line in (["asks", *unknown] if unknown else endings))
 
 
 def ended(checks: str, known: dict[str, list[str]]) -> tuple[str, list[str]]:
@@ -490,12 +481,6 @@ def run_to_the_end(result: Any) -> None:
     elif inspect.isgenerator(result):
         for _ in result:
             pass
-
-
-def write_end(request: dict[str, Any], ending: str, unknown: list[str]) -> None:
-    """Writes how the checks ended; or that they ask, and what."""
-    with open(request["report"], "w", encoding="utf-8", errors="replace") as file:
-        file.writelines(f"{line}\n" for line in ("asks" if unknown else ending, *unknown))
 
 
 def line_of(error: BaseException) -> int:

@@ -141,10 +141,8 @@ def become(user: int, folder: str) -> None:
 def offer_itself() -> None:
     """Has the kernel end this process before others where memory is short. From `landlock` on it
     cannot take that back."""
-    with contextlib.suppress(OSError):  # of a /proc that may be read-only
-        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-        os.write(score, FIRST_ENDED)
-        os.close(score)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", 0) as score:
+        score.write(FIRST_ENDED)  # unless /proc is read-only
 
 
 def no_huge_pages() -> None:

@@ -11,10 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from marl_plugins.core.workspace import open_folder
-from marl_plugins.sandbox.remote import printable
-
-NAMES = 50
-"""Maximum number of names that are listed."""
+from marl_plugins.sandbox.remote import MAX_FILE_NAMES, printable
 
 
 def own_workspace(workspace: Path | None, workspaces: Path | None) -> Path | None:
@@ -78,4 +75,4 @@ def first_names(workspace: Path) -> tuple[str, ...]:
             names = sorted(map(os.fsencode, os.listdir(folder)))
     except OSError:
         return ()
-    return tuple(map(printable, names[:NAMES]))
+    return tuple(map(printable, names[:MAX_FILE_NAMES]))

@@ -52,7 +52,7 @@ from marl_plugins.core.workspace import (
     tree_problem,
 )
 from marl_plugins.sandbox import remote, run_program
-from marl_plugins.sandbox.files import NAMES, own_workspace, remove_files, write_files
+from marl_plugins.sandbox.files import own_workspace, remove_files, write_files
 from marl_plugins.sandbox.local import RETURNED_BYTES
 from marl_plugins.sandbox.program import Program, ProgramResult, Status, excess, judge
 
@@ -115,7 +115,6 @@ class ServiceSandbox:
         concurrency: Maximum number of programs that are sent at the same time; default: the
             cores that this process may use.
         workspaces: An existing folder in which all workspaces lie that are kept.
-        queue: Seconds that a program may wait for its turn.
     """
 
     isolation = "service"
@@ -126,7 +125,6 @@ class ServiceSandbox:
         *,
         concurrency: int | None = None,
         workspaces: Path | None = None,
-        queue: float = QUEUE_SECONDS,
     ):
         filled = Template(url).safe_substitute(os.environ)
         self.shown = f"service {shown_url(filled)}"
@@ -134,7 +132,6 @@ class ServiceSandbox:
         self._redaction = Redaction(url=filled)
         self._workspaces = workspaces.resolve(strict=True) if workspaces is not None else None
         self._free = asyncio.Semaphore(concurrency or usable_cores())
-        self._queue = queue
         self._session: aiohttp.ClientSession | None = None
         self._source = "\n".join(map(inspect.getsource, (run_program, remote)))
 
@@ -171,7 +168,7 @@ class ServiceSandbox:
                 job = await asyncio.to_thread(_Job, program, workspace)
                 body = await asyncio.to_thread(job.body, self._source)
                 response = await self._answered(
-                    body, program.limits.seconds + 2 * STARTING_SECONDS + self._queue
+                    body, program.limits.seconds + 2 * STARTING_SECONDS + QUEUE_SECONDS
                 )
                 return await asyncio.to_thread(job.completed, response)
             except OSError as error:
@@ -234,7 +231,7 @@ class ServiceSandbox:
         return b"".join(parts)
 
     def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None or self._session.closed:
+        if self._session is None:
             connector = aiohttp.TCPConnector(limit=0)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECTING_SECONDS)
             self._session = aiohttp.ClientSession(
@@ -425,7 +422,7 @@ class _Job:
             remove_files(self.workspace, result.gone)
             write_files(self.workspace, changed)
             files = read_files(self.workspace, self.program.wanted, RETURNED_BYTES)
-        names = [name for name in result.names[:NAMES] if name.isprintable() and len(name) < 1000]
+        names = result.names[: remote.MAX_FILE_NAMES]
         return ProgramResult(
             status,
             None if result.stopped or result.exceeded else result.code,
@@ -433,7 +430,7 @@ class _Job:
             "".join(texts[1:]),
             min(result.seconds, limits.seconds + STARTING_SECONDS),
             reason,
-            tuple(names),
+            tuple(name for name in names if name.isprintable() and len(name) < 1000),
             files,
         )
 

@@ -12,7 +12,6 @@ Each holds what those before it hold. What a program can still do at each is in 
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import subprocess
@@ -103,7 +102,11 @@ def examine() -> Machine:
     try:
         abi = confine.landlock_abi()
     except OSError as error:
-        missing["landlock"] = _no_landlock(error)
+        missing["landlock"] = (
+            f"no Landlock ({error.strerror}); it needs Linux 5.13, CONFIG_SECURITY_LANDLOCK, "
+            "`landlock` in `lsm=` of the kernel's command line, and in a container a seccomp "
+            "profile that allows it, as Docker's own does"
+        )
     if no_filters:
         missing["landlock"] = no_filters
     bwrap, problem = try_bubblewrap()
@@ -130,20 +133,6 @@ def choose(isolation: Literal["auto", "service"] | Level, machine: Machine) -> L
             Problem("sandbox.level", at(key="tools.sandbox.isolation"), got, fix=fix)
         )
     return isolation
-
-
-def _no_landlock(error: OSError) -> str:
-    if error.errno == errno.EOPNOTSUPP:
-        return "Landlock is turned off; add `landlock` to `lsm=` of the kernel's command line"
-    if error.errno == errno.ENOSYS:
-        return (
-            "the kernel has no Landlock; it is in Linux 5.13 and later, with "
-            "CONFIG_SECURITY_LANDLOCK"
-        )
-    return (
-        f"Landlock is refused ({error.strerror}); the container's seccomp profile has to allow "
-        "it, as Docker's own does"
-    )
 
 
 def find_bubblewrap() -> str:
@@ -191,10 +180,11 @@ def try_bubblewrap() -> tuple[str, str]:
 def readable(level: Level) -> list[str]:
     """Returns what programs may read in addition to their workspace: the system and Python."""
     python = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
-    prefixes = dict.fromkeys(os.path.realpath(path) for path in [*python, *python])
     own = ("/proc",) if level == "namespaces" else MACHINE
     return [
-        path for path in dict.fromkeys((*SYSTEM, *own, *python, *prefixes)) if os.path.exists(path)
+        path
+        for path in dict.fromkeys((*SYSTEM, *own, *python, *map(os.path.realpath, python)))
+        if os.path.exists(path)
     ]
 
 

@@ -163,8 +163,7 @@ class Supervisor:
 
     def __init__(self, control: int, server: socket.socket, owner: int):
         self.server = server
-        self.watched: set[WatchedProgram] = set()
-        self.by_descriptor: dict[int, WatchedProgram] = {}
+        self.watched: dict[int, WatchedProgram] = {}
         """By the two descriptors of each program."""
         self.poll = select.poll()
         self.poll.register(control, select.POLLRDHUP)
@@ -179,7 +178,7 @@ class Supervisor:
             if self.ends & ready.keys():
                 return
             for descriptor, events in ready.items():
-                if watched := self.by_descriptor.get(descriptor):
+                if watched := self.watched.get(descriptor):
                     self._hear_program(watched, descriptor, events)
             if self.server.fileno() in ready and not self._hear_server():
                 return
@@ -187,13 +186,13 @@ class Supervisor:
 
     def _pause(self) -> float | None:
         """Milliseconds until something has to be done unasked."""
-        times = [watched.next_look for watched in self.watched if not watched.seen]
+        times = [watched.next_look for watched in self.watched.values() if not watched.seen]
         return max(0.0, min(times) - time.monotonic()) * 1000 + 1 if times else None
 
     def _look(self) -> None:
         """Look at programs whose time has come, in threads, for a look may take long."""
         now = time.monotonic()
-        for watched in self.watched:
+        for watched in self.watched.values():
             if not watched.seen and watched.next_look <= now:
                 watched.seen = True
                 if (
@@ -208,10 +207,9 @@ class Supervisor:
         if message is None:
             return False
         watched = WatchedProgram(cast("ProgramRequest", message), *descriptors)
-        self.watched.add(watched)
         for descriptor in (watched.top, watched.listener):
             if descriptor is not None:
-                self.by_descriptor[descriptor] = watched
+                self.watched[descriptor] = watched
                 self.poll.register(descriptor, select.POLLIN)
         return True
 
@@ -220,13 +218,12 @@ class Supervisor:
         if descriptor == watched.listener and events & select.POLLIN:
             return watched.gate.answer()
         self.poll.unregister(descriptor)
-        del self.by_descriptor[descriptor]
+        del self.watched[descriptor]
         if descriptor == watched.listener:  # nobody is left who could ask: the program is ending
             return None
-        self.watched.remove(watched)
-        if watched.listener in self.by_descriptor:
+        if watched.listener in self.watched:
             self.poll.unregister(watched.listener)
-            del self.by_descriptor[watched.listener]
+            del self.watched[watched.listener]
         return watched.close()
 
 
