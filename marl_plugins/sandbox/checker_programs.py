@@ -43,7 +43,7 @@ BUILDERS: dict[str, Callable[[list[Any]], Any]] = {
     "dict_items": lambda parts: dict(parts).items(),
 }
 """What makes a value again of its parts, by the name under which it crosses."""
-VIEWS = tuple(map(type, ({}.keys(), {}.values(), {}.items())))
+VIEWS: tuple[type[Any], ...] = tuple(map(type, ({}.keys(), {}.values(), {}.items())))
 MAX_CHECKER_CALLS = 1000
 """Maximum number of calls that checks make."""
 CHECKS = "checks.py"

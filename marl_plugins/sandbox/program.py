@@ -30,6 +30,7 @@ class Limits:
 
     Args:
         seconds: Wall time.
+        cpu_seconds: Time on a processor, of each process; default: a second more than `seconds`.
         memory_mb: Memory of each process beyond what was imported before, and of all its processes
             together.
         processes: Number of processes and threads at the same time.
@@ -40,6 +41,7 @@ class Limits:
     """
 
     seconds: float = 5.0
+    cpu_seconds: float | None = None
     memory_mb: int = 512
     processes: int = 128
     file_mb: int = 512
@@ -49,8 +51,8 @@ class Limits:
 
     @property
     def whole_cpu_seconds(self) -> int:
-        """Time on a processor, of each process: at most a second more than `seconds`."""
-        return int(self.seconds + 1)
+        """Time on a processor, of each process, as the kernel counts it."""
+        return int(self.seconds + 1 if self.cpu_seconds is None else max(1.0, self.cpu_seconds))
 
 
 @dataclass(frozen=True)
