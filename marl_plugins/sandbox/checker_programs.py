@@ -43,7 +43,11 @@ BUILDERS: dict[str, Callable[[list[Any]], Any]] = {
     "dict_items": lambda parts: dict(parts).items(),
 }
 """What makes a value again of its parts, by the name under which it crosses."""
-VIEWS: tuple[type[Any], ...] = tuple(map(type, ({}.keys(), {}.values(), {}.items())))
+SEVERAL: tuple[type[Any], ...] = (
+    *(list, tuple, set, frozenset, deque),
+    *map(type, ({}.keys(), {}.values(), {}.items())),
+)
+"""What crosses part by part."""
 MAX_CHECKER_CALLS = 1000
 """Maximum number of calls that checks make."""
 CHECKS = "checks.py"
@@ -71,7 +75,7 @@ def packed(value: Any) -> Any:
     """
     if value is None or isinstance(value, (int, float, str)):
         return value
-    for kind in (list, tuple, set, frozenset, deque, *VIEWS):
+    for kind in SEVERAL:
         if isinstance(value, kind):
             return {kind.__name__: [packed(part) for part in value]}
     if isinstance(value, dict):
