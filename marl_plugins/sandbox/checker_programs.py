@@ -44,7 +44,11 @@ BUILDERS: dict[str, Callable[[list[Any]], Any]] = {
 }
 """What makes a value again of its parts, by the name under which it crosses."""
 SEVERAL: tuple[type[Any], ...] = (
-    *(list, tuple, set, frozenset, deque),
+    list,
+    tuple,
+    set,
+    frozenset,
+    deque,
     *map(type, ({}.keys(), {}.values(), {}.items())),
 )
 """What crosses part by part."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
 import os
-import sys
 from collections.abc import Sequence
 
 from marl_plugins.core.command import Parser
@@ -76,14 +74,11 @@ def main(words: Sequence[str]) -> int:
 
 
 def _say(address: str, level: str) -> None:
-    print(f"serving {address}, isolated at level {level}; Ctrl-C ends it", flush=True)
-    host = address.removeprefix("http://").rpartition(":")[0].strip("[]")
-    if not ipaddress.ip_address(host).is_loopback:
-        print(
-            f"warning: whoever reaches {address} can run programs here; it has no password",
-            file=sys.stderr,
-            flush=True,
-        )
+    print(
+        f"serving {address}, isolated at level {level}, to whoever reaches it: there is no "
+        "password; Ctrl-C ends it",
+        flush=True,
+    )
 
 
 def _file(word: str) -> str:

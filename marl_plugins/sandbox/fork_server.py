@@ -31,16 +31,19 @@ from marl_plugins.sandbox.pool import Pool, become_program, tell
 from marl_plugins.sandbox.run_program import BASH, run_program
 
 ENVIRONMENT = {
-    **{"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
-    **{"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-    **{"JE_ARROW_MALLOC_CONF": "background_thread:false"},  # of pyarrow, which pandas imports
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # of pyarrow, which pandas imports
 }
 """Also before the imports: a process with several threads cannot be forked."""
 INIT = "/bin/sleep"
 """Process 1 of each program's pid namespace."""
 
 
-class ForkSettings(TypedDict):
+class ForkSettings(TypedDict, total=False):
     """Settings that a fork server is started with.
 
     Args:
@@ -190,7 +193,7 @@ class ForkServer(Pool):
     ) -> None:
         """Leaves this process with nothing but the program's rights, and tells the supervisor of
         it."""
-        settings = self.settings
+        settings, user = self.settings, self.settings["user"]
         confine.offer_itself()
         itself = os.pidfd_open(os.getpid())  # pids differ where the supervisor is
         become_program([*streams, streams[-1]][:3])
@@ -198,14 +201,13 @@ class ForkServer(Pool):
             confine.private_mounts(request["folder"], settings["hidden"], request["memory"] // 4)
         os.environ.update(HOME=request["folder"], TMPDIR=request["folder"])
         os.chdir(request["folder"])
-        alone = settings["user"] is not None
-        if settings["user"] is not None:
-            confine.become(settings["user"] + request["slot"], request["folder"])
+        if user is not None:
+            confine.become(user + request["slot"], request["folder"])
         confine.limit(
             request["memory"],
             request["seconds"],
             request["file"],
-            request["processes"] if alone else None,
+            None if user is None else request["processes"],
         )
         confine.drop_capabilities()
         told = [itself, connection.fileno()]

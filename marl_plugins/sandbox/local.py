@@ -143,8 +143,6 @@ class LocalSandbox:
         root = new_root(shared=user is not None)
         namespaces = self.isolation == "namespaces"
         settings: ForkSettings = {
-            "control": -1,
-            "supervisor": -1,
             "root": str(root),
             "imports": list(imports),
             "warm_up": self._warm_up,
@@ -152,7 +150,6 @@ class LocalSandbox:
             "read": read,
             "hidden": [str(root), *kept],
             "namespaces": namespaces,
-            "spared": [],
             "user": user,
             "filters": self.machine.filters,
         }

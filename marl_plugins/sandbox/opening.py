@@ -21,8 +21,8 @@ NEEDED = ("sandbox_fusion", "aiohttp", "tenacity")
 def missing_extra(where: Where) -> list[Problem]:
     """Returns that what a service needs is not installed, where that is so."""
     missing = ", ".join(name for name in NEEDED if find_spec(name) is None)
-    fix = "pip install 'openrlhf-marl[fusion]'"
-    return [Problem("sandbox.extra", where, f"{missing} not installed", fix=fix)] if missing else []
+    got = f"{missing} not installed; pip install 'openrlhf-marl[fusion]'"
+    return [Problem("sandbox.extra", where, got)] if missing else []
 
 
 def back_end(

@@ -126,8 +126,16 @@ def numbers_of(table: str) -> dict[str, tuple[int, ...]]:
 SIGNALS, OF_ITSELF = numbers_of(SIGNALLING), numbers_of(OF_THEMSELVES)
 TOLD = {name: reason for reason, table in REASONS.items() for name in numbers_of(table)}
 TABLES = (
-    *(FREE, SIGNALLING, OF_THEMSELVES, CHANGES_OF_MODES, CHANGES_OF_OWNERS, OF_ATTRIBUTES),
-    *(SEEMINGLY_DONE, HOLDING_MEMORY, CHECKED, *REASONS.values()),
+    FREE,
+    SIGNALLING,
+    OF_THEMSELVES,
+    CHANGES_OF_MODES,
+    CHANGES_OF_OWNERS,
+    OF_ATTRIBUTES,
+    SEEMINGLY_DONE,
+    HOLDING_MEMORY,
+    CHECKED,
+    *REASONS.values(),
 )
 NUMBERS = {name: numbers for table in TABLES for name, numbers in numbers_of(table).items()}
 
@@ -273,8 +281,11 @@ def _files(abi: int, own_namespaces: bool) -> dict[str, Rule]:
     plain = Check(3, FULL & ~MESSAGE_FLAGS, ANY, errno.EPERM)
     to_nobody = (Check(4, FULL, ANY, errno.EPERM), Check(4, FULL, ANY, errno.EPERM, high=True))
     return {
-        **{"open": opening(1), "openat": opening(2), "creat": no_set_id(1)},
-        **{"mknod": no_set_id(1), "mknodat": no_set_id(2)},
+        "open": opening(1),
+        "openat": opening(2),
+        "creat": no_set_id(1),
+        "mknod": no_set_id(1),
+        "mknodat": no_set_id(2),
         **{name: no_set_id(argument) for name, argument in modes.items()},
         "fallocate": Rule(otherwise=errno.EOPNOTSUPP),  # it fills a disk at once
         "truncate": Rule(otherwise=ALLOW if abi >= ABI_TRUNCATE else errno.EPERM),

@@ -41,22 +41,18 @@ def try_sandbox(config: SandboxConfig, limits: Limits, packages: bool, used: boo
         correct, endless, hungry = asyncio.run(programs())
     except (ConfigurationError, InfrastructureFailure, OSError) as failure:
         return [error_if(used, "sandbox", str(failure), "openrlhf docs sandbox")]
-    findings = [ok("sandbox", f"where programs run: {where}")]
-    problems = []
+    seconds, problems = time.monotonic() - started, []
     if correct.status != "finished" or correct.stdout.strip() != "42":
         problems.append(f"print(6 * 7) gave {said(correct)!r}")
     if endless.status != "time":
         problems.append("an endless program was not stopped")
     if hungry.status == "finished" or "MemoryError" not in hungry.stdout:
         problems.append(f"a program took more than its {limits.memory_mb} MB: {said(hungry)!r}")
+    tool = ok("python tool", f"runs programs, stops those over its limits ({seconds:.1f} s)")
     if problems:
         fix = "raise the recipe's tools.python.memory_mb or seconds; see ulimit -a"
-        return [*findings, error_if(used, "python tool", "; ".join(problems), fix)]
-    seconds = time.monotonic() - started
-    return [
-        *findings,
-        ok("python tool", f"runs programs, stops those that exceed its limits ({seconds:.1f} s)"),
-    ]
+        tool = error_if(used, "python tool", "; ".join(problems), fix)
+    return [ok("sandbox", f"where programs run: {where}"), tool]
 
 
 def said(completed: ProgramResult) -> str:
