@@ -223,7 +223,7 @@ FLAGS = [
     ("filtering.range", f"{FILTERED} 2 3"),
     ("filtering.no_role", f"{FILTERED} 0 1 --filtering.by nobody"),
     ("ema.beta", f"{MATHCHAT} --train.enable_ema --train.ema_beta 1"),
-    ("ema.idle", f"{MATHCHAT} --train.ema_beta 0.9"),
+    ("flags.idle", f"{MATHCHAT} --train.ema_beta 0.9"),
     ("tasks.best_metric", f"{MATHCHAT} --ckpt.best_metric_key eval/outcom"),
     ("mean_group.no_policy", f"{PRICES} --mean_group.groups shopper+x"),
     ("mean_group.twice", f"{PRICES} --mean_group.groups clerk+clerk"),

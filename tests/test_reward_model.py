@@ -83,8 +83,8 @@ def test_a_folder_that_is_no_reward_model_is_refused(tmp_path, change, code):
 def test_flags_without_effect_are_refused(tmp_path, models):
     flags = ("--reward.normalize_enable", "--reward_model.roles", "critic")
     with refused(
-        ("reward_model.idle", "reward.normalize_enable"),
-        ("reward_model.idle", "reward_model.roles"),
+        ("flags.idle", "reward.normalize_enable"),
+        ("flags.idle", "reward_model.roles"),
     ):
         build_plan([*words(tmp_path, []), *flags])
     with refused(

@@ -92,13 +92,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
     if not is_enabled(run):
-        got, fix = (
-            "has no effect without --algo.dynamic_filtering_enable",
-            "add it, or remove this one",
-        )
-        return [
-            Problem("filtering.idle", at(flag=f), got, fix=fix) for f in ONLY_WITH if f in run.given
-        ]
+        return run.idle_flags(ONLY_WITH, "algo.dynamic_filtering_enable")
     problems, by = list[Problem](), run.args.filtering.by
     if by != OUTCOME and by not in run.recipe.roles:
         got, fix = f"there is no role {by!r}", meant(by, [*run.recipe.roles, OUTCOME])

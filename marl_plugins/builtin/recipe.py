@@ -3,8 +3,7 @@ warm start."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.failures import ConfigurationError, place_of
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.sources import read_sources
-from marl_plugins.core.scoring import reward_function_score
+from marl_plugins.core.scoring import answer_of, reward_function_score
 from marl_plugins.core.threads import DaemonThreads
 from marl_plugins.core.trajectory import Action, Task, Trajectory
 
@@ -84,14 +83,14 @@ def _listed(loaded: Any, run: Run, split: str) -> list[Any]:
 @hookimpl
 def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float | None] | None:
     function = getattr(run.grader_module, "score_action", None)
-    return _awaited(function, action, seen) if function else None
+    return answer_of(function, action, seen) if function else None
 
 
 @hookimpl
 def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] | None:
     function = getattr(run.grader_module, "score_outcome", None)
     if function is not None:
-        return _awaited(function, trajectory)
+        return answer_of(function, trajectory)
     if run.reward_module is None:
         return None
     # In a thread, because it may wait for a server; for ever, too.
@@ -113,9 +112,3 @@ def marl_restore(run: Run, state: Mapping[str, Any]) -> None:
         state["shown_in"],
         tuple(state["scorers"]),
     )
-
-
-async def _awaited(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The answer of a recipe's function, plain or async."""
-    result = function(*arguments)
-    return await result if inspect.isawaitable(result) else result

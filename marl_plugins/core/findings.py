@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from marl_plugins.core.problems import Problem, Where
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -40,6 +42,18 @@ def error_if(used: bool, what: str, text: str, fix: str) -> Finding:
 def all_good(findings: Iterable[Finding]) -> bool:
     """Returns whether no finding is an error."""
     return all(finding.good is not False for finding in findings)
+
+
+def missing_extra(extra: str, module: str, where: Where) -> list[Problem]:
+    """Returns the problem with what needs an extra of this package, where that is not installed.
+
+    Args:
+        module: That it brings.
+    """
+    if find_spec(module) is not None:
+        return []
+    got, fix = f"{module} is not installed", f"pip install 'openrlhf-marl[{extra}]'"
+    return [Problem("recipe.extra", where, got, fix=fix)]
 
 
 def check_extra(extra: str, modules: Sequence[str], what: str, used: bool) -> Finding:

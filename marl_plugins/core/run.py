@@ -382,6 +382,11 @@ class Run(RecipeFiles):
             )
         ]
 
+    def idle_flags(self, flags: Iterable[str], without: str) -> list[Problem]:
+        """Returns the problem with each flag that was given and has no effect without another."""
+        got, fix = f"has no effect without --{without}", "add it, or remove this one"
+        return [Problem("flags.idle", at(flag=f), got, fix=fix) for f in flags if f in self.given]
+
     def called(self, hook: str) -> list[str]:
         """Returns the plugins that score, credit or select in this run, in the order of calls."""
         return [name for name, applies in self.claims.get(hook, ()) if applies(self)]

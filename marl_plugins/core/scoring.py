@@ -14,6 +14,7 @@ read from a record.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -107,6 +108,12 @@ def checked_score(score: float | None, of: str) -> float | None:
             f"the score of an {of} is {score!r}; scores lie in [0, 1] (divide a 0-10 verdict by 10)"
         )
     return value
+
+
+async def answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns what a recipe's function answers, plain or async."""
+    answer = function(*arguments)
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 def reward_function_score(reward_func: Callable[..., Any], trajectory: Trajectory) -> float:

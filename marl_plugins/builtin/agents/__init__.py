@@ -16,14 +16,13 @@ metrics.py        what is counted, and the end of a run whose program does not w
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from marl_plugins import applies_if, hookimpl
 from marl_plugins.builtin.agents.section import AgentConfig, program_of
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.findings import Finding, check_extra
+from marl_plugins.core.findings import Finding, check_extra, missing_extra
 from marl_plugins.core.problems import Problem, Where, at
 
 if TYPE_CHECKING:
@@ -44,10 +43,8 @@ class AgentPrograms(dict[str, "Workflow"]):
 
 def need_aiohttp(where: Where) -> None:
     """Raises `ConfigurationError` where the endpoint's library is not installed."""
-    if find_spec("aiohttp") is None:
-        got = "aiohttp is not installed, and the endpoint needs it"
-        fix = "pip install 'openrlhf-marl[agents]'"
-        raise ConfigurationError(Problem("agents.extra", where, got, fix=fix))
+    if missing := missing_extra("agents", "aiohttp", where):
+        raise ConfigurationError(missing)
 
 
 @hookimpl

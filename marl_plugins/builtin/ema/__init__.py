@@ -31,8 +31,7 @@ def is_enabled(run: Run) -> bool:
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
     if not is_enabled(run):
-        got, fix = "has no effect without --train.enable_ema", "add it, or remove this one"
-        return [Problem("ema.idle", at(flag=FLAG), got, fix=fix)] if FLAG in run.given else []
+        return run.idle_flags([FLAG], "train.enable_ema")
     betas = {
         policy.name: run.policy_args[policy.name].train.ema_beta
         for policy in run.policies

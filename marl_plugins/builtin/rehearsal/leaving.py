@@ -15,13 +15,12 @@ import re
 from marl_plugins.builtin.rehearsal.scorers import (
     RUNS_PROGRAMS,
     SCORE_SECONDS,
-    answer_of,
     completed,
 )
 from marl_plugins.core.failures import place_of
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.recipe.texts import read_text
-from marl_plugins.core.scoring import score_outcome
+from marl_plugins.core.scoring import answer_of, score_outcome
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.user_code_thread import (

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import random
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,13 @@ from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.run import Run
-from marl_plugins.core.scoring import Seen, reward_function_score, score_outcome, score_trajectory
+from marl_plugins.core.scoring import (
+    Seen,
+    answer_of,
+    reward_function_score,
+    score_outcome,
+    score_trajectory,
+)
 from marl_plugins.core.trajectory import Action, Task, Trajectory
 from marl_plugins.engine.plan import user_code_thread
 from marl_plugins.engine.plan.plan import Plan
@@ -250,9 +255,3 @@ def _try_reward_function(plan: Plan) -> list[Problem]:
             await score_outcome(trajectory, score, SCORE_SECONDS, roles)
 
     return try_scorer(run, "reward_func", outcome, function, may_wait=True)
-
-
-async def answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns what a recipe's function answers, plain or async."""
-    answer = function(*arguments)
-    return await answer if inspect.isawaitable(answer) else answer

@@ -74,12 +74,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
     if not is_enabled(run):
-        got, fix = f"has no effect without --{FLAG}", "add it, or remove this one"
-        return [
-            Problem("reward_model.idle", at(flag=f), got, fix=fix)
-            for f in ONLY_WITH
-            if f in run.given
-        ]
+        return run.idle_flags(ONLY_WITH, FLAG)
     problems = [
         Problem(
             "reward_model.no_role",

@@ -6,10 +6,8 @@ of the file has its name. A head that is not there would be a random one, withou
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
@@ -17,6 +15,7 @@ from marl_plugins.engine.plan.models import (
     missing_model,
     positions_of,
     read_object,
+    tensors_in,
     tokenizer_problems,
     weight_problems,
 )
@@ -78,13 +77,11 @@ def _head_problems(folder: Path, prefix: str) -> list[Problem]:
         prefix: What it is called.
     """
     where, name = at(flag=FLAG, folder=folder), f"{prefix}.weight"
-    if not any(folder.glob("*.safetensors")):
-        got, fix = (
-            "has no safetensors, and of other files it is not known which head they hold",
-            "save it as safetensors",
-        )
+    shapes = {name: shape for name, (_, shape) in tensors_in(folder).items()}
+    if not shapes:
+        got = "has no safetensors, and of other files it is not known which head they hold"
+        fix = "save it as safetensors"
         return [Problem("reward_model.no_safetensors", where, got, fix=fix)]
-    shapes = dict(_shapes(folder))
     if name not in shapes:
         heads = [
             n.removesuffix(".weight")
@@ -99,30 +96,7 @@ def _head_problems(folder: Path, prefix: str) -> list[Problem]:
         )
         return [Problem("reward_model.no_head", where, got, fix=fix)]
     if shapes[name][0] != 1:
-        got, fix = (
-            f"its head has {shapes[name][0]} labels",
-            "name a reward model, which has num_labels 1",
-        )
+        got = f"its head has {shapes[name][0]} labels"
+        fix = "name a reward model, which has num_labels 1"
         return [Problem("reward_model.labels", where, got, "one label, the reward", fix)]
     return []
-
-
-def _shapes(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Yields the name and the shape of every tensor, from the headers of safetensors files."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as opened:
-            size = int.from_bytes(opened.read(8), "little")
-            try:
-                header = json.loads(opened.read(size) if size < 2**27 else b"")
-            except ValueError:
-                raise ConfigurationError(
-                    Problem(
-                        "models.broken_weights",
-                        at(file=file),
-                        "is no safetensors file",
-                        fix="download it again",
-                    )
-                ) from None
-        yield from (
-            (name, tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"
-        )

@@ -216,6 +216,26 @@ def weight_problems(folder: Path) -> list[Problem]:
     return []
 
 
+def tensors_in(folder: Path) -> dict[str, tuple[str, list[int]]]:
+    """Returns the dtype and the shape of every tensor, as the heads of safetensors files say.
+
+    Raises:
+        ConfigurationError: One is no such file.
+    """
+    tensors: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            try:
+                tensors |= json.loads(stream.read(size))
+            except (ValueError, MemoryError, OverflowError):  # of any file its size may be any
+                got, fix = "is no safetensors file", "download it again"
+                broken = Problem("models.broken_weights", at(file=file), got, fix=fix)
+                raise ConfigurationError(broken) from None
+    tensors.pop("__metadata__", None)
+    return {name: (tensor["dtype"], tensor["shape"]) for name, tensor in tensors.items()}
+
+
 def _named_code(value: Any) -> Any:
     """The first `auto_map` that names something, at any depth: the parts of a processor have their
     own."""

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from marl_plugins.core.recipe.tiny import is_tiny, parse
+from marl_plugins.engine.plan.models import tensors_in
 
 NAMES = ("_name_or_path", "name_or_path", "transformers_version")
 """Entries of a model's files that say where it came from."""
@@ -113,13 +114,5 @@ def _read(file: Path) -> Any:
 def _weights(folder: Path) -> dict[str, Any]:
     """Name, shape and dtype of every tensor, as the heads of safetensors files say; of other files
     with weights their sizes."""
-    tensors: dict[str, Any] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            head = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        tensors |= {
-            name: (tensor["dtype"], tensor["shape"])
-            for name, tensor in head.items()
-            if name != "__metadata__"
-        }
-    return tensors or {file.name: file.stat().st_size for file in sorted(folder.glob("*.bin"))}
+    sizes = {file.name: file.stat().st_size for file in sorted(folder.glob("*.bin"))}
+    return tensors_in(folder) or sizes

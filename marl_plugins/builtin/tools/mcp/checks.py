@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
 from marl_plugins.builtin.tools.mcp.section import MCPConfig, MCPServerConfig
+from marl_plugins.core.findings import missing_extra
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.addresses import wrong_address, wrong_variables
 from marl_plugins.core.redaction import SECRET_FIELD
@@ -22,19 +22,9 @@ def check_mcp(config: MCPConfig, folder: Path) -> list[Problem]:
     Args:
         folder: The recipe's.
     """
-    problems: list[Problem] = []
+    problems = missing_extra("mcp", "mcp", at(key="tools.mcp"))
     for name, server in config.servers.items():
         problems += _problems(name, server, folder)
-        if find_spec("mcp") is None:
-            got = "the MCP client is not installed"
-            problems.append(
-                Problem(
-                    "mcp.extra",
-                    at(key=f"tools.mcp.{name}"),
-                    got,
-                    fix="pip install 'openrlhf-marl[mcp]'",
-                )
-            )
     return problems
 
 

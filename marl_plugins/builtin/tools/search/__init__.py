@@ -9,7 +9,6 @@ tools:
 from __future__ import annotations
 
 import asyncio
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from marl_plugins import hookimpl
 from marl_plugins.asking.flags import address_problems
 from marl_plugins.builtin.tools.search.section import SearchToolConfig
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.findings import check_extra
+from marl_plugins.core.findings import check_extra, missing_extra
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.options import recipe_file
 from marl_plugins.core.problems import Problem, at
@@ -109,11 +108,8 @@ def marl_configure(run: Run) -> list[Problem]:
     from marl_plugins.builtin.tools.search.corpus import read_corpus
 
     where = at(flag="search.corpus") if run.args.search.corpus else at(key="tools.search.corpus")
-    if config.kind == "bm25" and find_spec("bm25s") is None:
-        fix = "pip install 'openrlhf-marl[search]'"
-        problems.append(
-            Problem("search.extra", at(key="tools.search"), "bm25s is not installed", fix=fix)
-        )
+    if config.kind == "bm25":
+        problems += missing_extra("search", "bm25s", at(key="tools.search"))
     try:
         read_corpus(corpus, config.index, PLANNED_DOCUMENTS)
     except ConfigurationError as error:
