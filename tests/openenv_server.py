@@ -63,7 +63,7 @@ async def session(request):
             data = {"observation": observation, "reward": reward, "done": done}
             await socket.send_json({"type": "observation", "data": data})
     finally:
-        await asyncio.sleep(0.2)  # it takes its time to notice that a session has ended
+        await asyncio.sleep(0.1)  # it takes its time to notice that a session has ended
         busy.clear()
     return socket
 

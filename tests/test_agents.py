@@ -1071,7 +1071,7 @@ def codes_of(recipe):
         ("recipe.yaml", "", "", None, 0),
         ("recipe.yaml", "grader:", "workflow: w.py\ngrader:", "recipe.two_workflows", 3),
         ("recipe.yaml", "agent: {file: agent.py}", "agent: {}", "agents.program", 3),
-        ("recipe.yaml", "agent.py}", "agnt.py}", "agents.no_file", 3),
+        ("recipe.yaml", "agent.py}", "agnt.py}", "rehearsal.raises", 0),
         ("recipe.yaml", "agent.py}", "agent.py, function: mian}", "rehearsal.raises", 0),
         ("recipe.yaml", "agent.py}", "agent.py, python: /no/python}", "agents.no_program", 3),
         ("recipe.yaml", "{file: agent.py}", "{command: [no-such-program]}", "agents.no_program", 3),

@@ -259,7 +259,7 @@ def planned(tmp_path):
         (("return float(value == sum(case))", "return float(int(value) == 1)"), None),
         (("def verify(self, value, case)", "def verify(self, value)"), "rehearsal.mistake"),
         (("def verify(self", "async def verify(self"), "rehearsal.mistake"),
-        (("def verify(self", "def verifies(self"), "cases.incomplete"),
+        (("def verify(self", "def verifies(self"), "graph.case"),
         (("addition = Addition()", ""), "graph.case"),
         (("return [given or 0, rng.randint(1, 9)]", "return {1, 2}"), "rehearsal.raises"),
         (("return [given or 0", "return [nowhere"), "rehearsal.raises"),

@@ -456,7 +456,7 @@ G_LOADER = {
     ),
     "nothing to evaluate": loader(
         "def load(split):\n    if split == 'train': return [Task('a', 'b')]",
-        "tasks.no_iterable, tasks.py:2, load('eval')",
+        "tasks.type, tasks.py, load('eval')",
     ),
     "id that is a number": tasks("n, f'{split}{n}?'", "tasks.text, tasks.py, train/0"),
     "label that is a set": tasks(

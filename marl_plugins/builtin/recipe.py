@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from marl_plugins import hookimpl
 from marl_plugins.core.credit import ActionScores
 from marl_plugins.core.demonstrations import WarmStartConfig
-from marl_plugins.core.failures import ConfigurationError, place_of
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.sources import read_sources
 from marl_plugins.core.scoring import answer_of, reward_function_score
@@ -48,36 +48,16 @@ def marl_workflow(run: Run) -> Workflow:
 @hookimpl
 def marl_tasks(run: Run, split: str) -> Sequence[Task]:
     if run.tasks_module is not None and not (split == "eval" and run.args.eval.dataset):
-        tasks = _listed(run.tasks_module.load(split), run, split)
-        wrong = [t for t in tasks if not isinstance(t, Task)]
+        loaded = run.tasks_module.load(split)
+        tasks = list(loaded) if isinstance(loaded, Iterable) else [()]
+        wrong = [task for task in tasks if not isinstance(task, Task)]
         if wrong:
-            got, where = (
-                type(wrong[0]).__name__,
-                at(file=run.folder / str(run.recipe.tasks), hook=f"load({split!r})"),
-            )
-            raise ConfigurationError(Problem("tasks.type", where, got, "marl_plugins.Task"))
+            where = at(file=run.folder / str(run.recipe.tasks), hook=f"load({split!r})")
+            got, expected = f"{loaded!r:.80}", "a list of marl_plugins.Task, which may be empty"
+            raise ConfigurationError(Problem("tasks.type", where, got, expected))
         limit = run.args.data.max_samples if split == "train" else None
         return tasks[:limit]
     return read_sources(run, split)
-
-
-def _listed(loaded: Any, run: Run, split: str) -> list[Any]:
-    """Returns what a recipe's `load` gave, as a list."""
-    if isinstance(loaded, Iterable):
-        return list(loaded)
-    line = place_of(getattr(run.tasks_module, "load", None))
-    where = at(
-        line=line, file="" if line else run.folder / str(run.recipe.tasks), hook=f"load({split!r})"
-    )
-    got, expected = (
-        "nothing" if loaded is None else type(loaded).__name__,
-        "a list of marl_plugins.Task",
-    )
-    raise ConfigurationError(
-        Problem(
-            "tasks.no_iterable", where, got, expected, "return an empty list where there are none"
-        )
-    )
 
 
 @hookimpl

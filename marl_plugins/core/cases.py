@@ -11,13 +11,14 @@ import random
 from collections.abc import Mapping
 from numbers import Real
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from pydantic import JsonValue
 
 from marl_plugins.core.section import Section
 
 
+@runtime_checkable
 class CaseGenerator(Protocol):
     """A triple of generator, prompt and verifier."""
 

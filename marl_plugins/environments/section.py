@@ -182,13 +182,6 @@ def wrong_section(config: EnvConfig, run: Run) -> Iterator[Problem]:
         got = " and ".join(config.kinds) or "none of them"
         yield Problem("env.kind", at(key="env"), got, "one of textarena, openenv and verifiers")
         return
-    python = config.interpreter(run.folder)
-    if shutil.which(python) is None:
-        got, fix = (
-            f"there is no program {python}",
-            "make it (docs/environments.md), or name another",
-        )
-        yield Problem("env.python", at(key="env.python"), got, fix=fix)
     for role in roles:
         if role not in known:
             fix = meant(role, known)
@@ -200,9 +193,6 @@ def wrong_section(config: EnvConfig, run: Run) -> Iterator[Problem]:
     if not low < high:
         got = f"{[low, high]} is no range from the lowest reward to the highest"
         yield Problem("env.rewards", at(key="env.rewards"), got)
-    elif config.invalid is not None and not low <= config.invalid <= high:
-        got = f"{config.invalid} is not in {[low, high]} (env.rewards)"
-        yield Problem("env.invalid", at(key="env.invalid"), got)
     if config.scored == "step" and not (config.openenv and low <= 0 <= high):
         got = "needs an OpenEnv server, and rewards around 0, which a step without one has"
         yield Problem("env.scored", at(key="env.scored"), got)

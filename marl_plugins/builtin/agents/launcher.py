@@ -5,8 +5,8 @@ imported what it imports, and ends what it leaves behind.
 
 It says `ready` once the imports are made; where programs are isolated, with the endpoint's socket.
 With a request come three descriptors: a file with what the program is asked in JSON, a pipe for its
-answer, and one for its output. A Python program answers in JSON: {"answer": ...}, {"no_text": ...}
-or {"error": {...}}; what a command prints is the answer.
+answer, and one for its output. A Python program answers in JSON: {"answer": ...} or
+{"error": {...}}; what a command prints is the answer.
 
 A framework takes seconds to be imported, and a fork a hundredth of one. The program's own file is
 imported after the fork, because clients that it makes at its top read the environment. What
@@ -29,7 +29,7 @@ import shutil
 import socket
 import sys
 import traceback
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, TextIO, TypedDict
@@ -119,11 +119,6 @@ def arguments_of(function: Any, request: Any) -> tuple[list[str], dict[str, Any]
     return ([request["prompt"]] if len(names) > len(named) else []), named
 
 
-def report_of(answer: object) -> Report:
-    """Returns what is sent back for what a program's function has returned."""
-    return {"answer": answer} if isinstance(answer, str) else {"no_text": type(answer).__name__}
-
-
 def outcome_of(error: BaseException, folder: str) -> Report:
     """Returns what is sent back for what a program has raised, with the innermost line of its own
     folder."""
@@ -150,16 +145,6 @@ def send(answer: int, report: Report) -> None:
     """Sends a program's report, and closes where it goes."""
     with open(answer, "wb") as file:
         file.write(json.dumps(report).encode())
-
-
-def run_to_its_end(answer: Awaitable[object]) -> object:
-    """Returns what an async function gives."""
-    import asyncio
-
-    async def awaited() -> object:
-        return await answer
-
-    return asyncio.run(awaited())
 
 
 def lies_in(place: str, folder: str) -> bool:
@@ -248,11 +233,15 @@ class Launcher(Pool):
             function = self._function()
             positional, named = arguments_of(function, request)
             answer = function(*positional, **named)
-            if inspect.isawaitable(answer):
-                answer = run_to_its_end(answer)
+            if inspect.iscoroutine(answer):
+                import asyncio
+
+                answer = asyncio.run(answer)
             if dict(os.environ) == environment and imports_inside(self.folder) <= self.known:
                 self._say_imported()
-            return report_of(answer)
+            if not isinstance(answer, str):
+                raise TypeError(f"it returned {type(answer).__name__}; expected a text")
+            return {"answer": answer}
         except BaseException as error:  # also `sys.exit()`
             return outcome_of(error, self.folder)
 

@@ -163,28 +163,18 @@ class AgentProgram:
         Args:
             request: `prompt`, `item`, `endpoint`, `environment` and `seed`, as JSON values.
         """
-        with self.launched() as control:
-            report, code, output = await self._asked(control, request)
-            return _result(report, f"it ended {_how(code)}", output)
-
-    async def _asked(
-        self, control: socket.socket, request: Mapping[str, Any]
-    ) -> tuple[launcher.Report, int, Stream]:
-        """What a process that is forked for a request answers, which is empty where it does not;
-        its exit code; and what it has written."""
-        with in_memory(json.dumps(request).encode()) as asked:
-            async with forked(control, {}, [asked], LIMITS) as (connection, streams):
+        with self.launched() as control, in_memory(json.dumps(request).encode()) as asked:
+            async with forked(control, {}, [asked], LIMITS) as (connection, (answer, output)):
                 code = await code_of(connection)
-                answer, output = streams
                 report: launcher.Report = {}
-                text = answer.text()
+                text, how = answer.text(), f"it ended {_how(code)}"
                 if answer.kept.left_out:
-                    report = {"no_text": f"more than {MOST_ANSWER_BYTES} bytes"}
+                    how = f"it returned more than {MOST_ANSWER_BYTES} bytes"
                 elif not self._settings["command"]:
                     report = json.loads(text or "{}")
                 elif code == 0:
                     report = {"answer": text.removesuffix("\n")}
-                return report, code, output
+                return _result(report, how, output)
 
 
 def end(
@@ -209,8 +199,6 @@ def _result(report: Mapping[str, Any], how: str, output: Stream) -> AgentProgram
     if "error" in report:
         raised = report["error"]
         return AgentProgramResult(None, **raised | {"traceback": raised["traceback"] + written})
-    if "no_text" in report:
-        how = f"it returned {report['no_text']}; expected a text"
     return AgentProgramResult(None, "", how, traceback=written)
 
 

@@ -228,6 +228,3 @@ def _problems(config: AgentConfig, folder: Path) -> Iterator[Problem]:
         if name and not find_program(name, folder):
             got = f"there is no program {name!r} on PATH or in {folder}"
             yield Problem("agents.no_program", at(key=f"agent.{key}"), got, fix="is it executable?")
-    if config.file and not (folder / config.file).is_file():
-        where = at(key="agent.file", file=folder / config.file)
-        yield Problem("agents.no_file", where, "no such file", fix="correct the path")

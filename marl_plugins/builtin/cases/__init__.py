@@ -1,25 +1,17 @@
 """Cases in a recipe: `cases: cases.py`, a file of generated problems that nodes of a graph name
 (docs/graphs.md, Cases).
 
-section.py   the section, and what is wrong with it     gym.py   data sets of reasoning-gym as cases
+section.py   the section     gym.py   data sets of reasoning-gym as cases
     and as tasks
 """
 
 from __future__ import annotations
 
 from marl_plugins import hookimpl
-from marl_plugins.builtin.cases.section import CasesConfig, check_cases
-from marl_plugins.core.problems import Problem
-from marl_plugins.core.run import Run
+from marl_plugins.builtin.cases.section import CasesConfig
 from marl_plugins.core.section import Section
 
 
 @hookimpl
 def marl_sections() -> dict[str, type[Section]]:
     return {"cases": CasesConfig}
-
-
-@hookimpl
-def marl_configure(run: Run) -> list[Problem]:
-    config = run.section(CasesConfig)
-    return check_cases(config, run.folder) if config else []

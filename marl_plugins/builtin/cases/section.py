@@ -1,10 +1,9 @@
-"""The recipe's `cases:`, and what is wrong with it."""
+"""The recipe's `cases:`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar
 
 import pydantic
@@ -12,10 +11,6 @@ import pydantic
 from marl_plugins.core.cases import CaseGenerator, CaseSection
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load_file
-from marl_plugins.core.problems import Problem, at
-
-FUNCTIONS = ("case", "prompt", "verify")
-"""The functions of a case."""
 
 
 class CasesConfig(CaseSection):
@@ -39,55 +34,21 @@ class CasesConfig(CaseSection):
         return {"cases": self.file}
 
     def generators(self, folder: Path) -> Mapping[str, CaseGenerator]:
+        """Returns the cases of the file.
+
+        Raises:
+            ConfigurationError: It cannot be imported.
+        """
+        try:
+            module = load_file(folder / self.file)
+        except ConfigurationError as error:
+            problems = [problem.within(key="cases") for problem in error.problems]
+            raise ConfigurationError(problems) from error
         return {
-            name: generator
-            for name, generator in candidates(folder / self.file).items()
-            if not lacks(generator)
+            name: value
+            for name, value in vars(module).items()
+            if isinstance(value, CaseGenerator) and not isinstance(value, type)
         }
 
     def limit(self) -> float:
         return self.seconds
-
-
-def candidates(path: Path) -> dict[str, Any]:
-    """Returns the objects of a file that have functions of a case, by name.
-
-    Raises:
-        ConfigurationError: It cannot be imported.
-    """
-    try:
-        module = load_file(path)
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            [problem.within(key="cases") for problem in error.problems]
-        ) from error
-    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    return {
-        name: value
-        for name, value in public.items()
-        if not isinstance(value, type | ModuleType) and len(lacks(value)) < len(FUNCTIONS)
-    }
-
-
-def lacks(generator: Any) -> list[str]:
-    """Returns the functions of a case that an object does not have."""
-    return [name for name in FUNCTIONS if not callable(getattr(generator, name, None))]
-
-
-def check_cases(config: CasesConfig, folder: Path) -> list[Problem]:
-    """Returns what the file lacks; how its cases work is shown by the rehearsal."""
-    path = folder / config.file
-    try:
-        generators = candidates(path)
-    except ConfigurationError as error:
-        return list(error.problems)
-    return [
-        Problem(
-            "cases.incomplete",
-            at(key="cases", file=path),
-            f"{name} has no {' and no '.join(missing)}",
-            fix="write it",
-        )
-        for name, generator in generators.items()
-        if (missing := lacks(generator))
-    ]

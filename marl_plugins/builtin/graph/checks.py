@@ -66,7 +66,7 @@ def check_case(name: str | None, has_given: bool, known: RecipeParts, spot: Spot
     if name in known.cases:
         return []
     got = f"the recipe has no case {name!r}"
-    fix = meant(name, known.cases) or "cases: cases.py, in the recipe"
+    fix = meant(name, known.cases) or "an object of `cases: FILE` with case, prompt and verify"
     return [Problem("graph.case", spot.below("case").where, got, fix=fix)]
 
 

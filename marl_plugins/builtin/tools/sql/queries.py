@@ -293,8 +293,7 @@ class Meter:
     steps: int = 0
     stopped: str = ""
     problem: str = ""
-    plain: sqlite3.Connection | None = None
-    dates: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    plain: sqlite3.Connection = field(default_factory=lambda: sqlite3.connect(":memory:"))
     started: float = field(default_factory=time.thread_time)
 
     def spent(self) -> bool:
@@ -318,9 +317,7 @@ class Meter:
 
         def function(*arguments: Any) -> Any:
             self.steps += STEPS_OF_A_DATE
-            values = (
-                list(arguments) if len(arguments) > (name == "strftime") else [*arguments, "now"]
-            )
+            values = arguments if len(arguments) > (name == "strftime") else (*arguments, "now")
             words = [value.lower() if isinstance(value, str) else value for value in values]
             if any(
                 isinstance(word, bytes) or word in ("localtime", "utc", "subsec", "subsecond")
@@ -331,18 +328,11 @@ class Meter:
                 self.problem = f"{name}() has no 'now' here; give the day that you mean"
             if self.problem:
                 raise ValueError(self.problem)
-            key = (
-                name,
-                *(
-                    str(self.config.today) if w == "now" else v
-                    for w, v in zip(words, values, strict=True)
-                ),
-            )
-            if key not in self.dates:
-                self.plain = self.plain or sqlite3.connect(":memory:")
-                query = f"SELECT {name}({', '.join('?' * len(values))})"
-                (self.dates[key],) = self.plain.execute(query, key[1:]).fetchone()
-            return self.dates[key]
+            today, query = str(self.config.today), f"SELECT {name}({', '.join('?' * len(values))})"
+            given = [
+                today if word == "now" else value for word, value in zip(words, values, strict=True)
+            ]
+            return self.plain.execute(query, given).fetchone()[0]
 
         return function
 
