@@ -49,7 +49,6 @@ class TaskStream:
         """Number of tasks that have been taken; None before the first step."""
         self.tasks: Sequence[Task] = ()
         self.seed = 0
-        self._order: tuple[int, list[int]] = (-1, [])
 
     def take(self, count: int, without: Iterable[str]) -> list[Task]:
         """Returns the next tasks, but those of these ids; fewer where there are no others."""
@@ -63,10 +62,8 @@ class TaskStream:
 
     def _next(self) -> Task:
         number, place = divmod(self.position or 0, len(self.tasks))
-        if self._order[0] != number:
-            self._order = number, epoch_order(len(self.tasks), self.seed, number)
         self.position = (self.position or 0) + 1
-        return self.tasks[self._order[1][place]]
+        return self.tasks[epoch_order(len(self.tasks), self.seed, number)[place]]
 
 
 @hookimpl

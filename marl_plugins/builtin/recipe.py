@@ -49,7 +49,7 @@ def marl_workflow(run: Run) -> Workflow:
 def marl_tasks(run: Run, split: str) -> Sequence[Task]:
     if run.tasks_module is not None and not (split == "eval" and run.args.eval.dataset):
         loaded = run.tasks_module.load(split)
-        tasks = list(loaded) if isinstance(loaded, Iterable) else [()]
+        tasks: list[Any] = list(loaded) if isinstance(loaded, Iterable) else [()]
         wrong = [task for task in tasks if not isinstance(task, Task)]
         if wrong:
             where = at(file=run.folder / str(run.recipe.tasks), hook=f"load({split!r})")

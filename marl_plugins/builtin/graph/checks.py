@@ -40,9 +40,8 @@ class RecipeParts:
             ConfigurationError: The cases cannot be had.
         """
         section = run.section(CaseSection)
-        if section is None:
-            return cls(run.recipe.roles, run.tools)
-        return cls(run.recipe.roles, run.tools, section.generators(run.folder), section.limit())
+        cases = (section.generators(run.folder), section.limit()) if section else ()
+        return cls(run.recipe.roles, run.tools, *cases)
 
 
 def check_role(role: str, known: RecipeParts, spot: Spot) -> list[Problem]:

@@ -16,11 +16,9 @@ from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Task
 from marl_plugins.engine.plan.script import WORDS, Script
 from marl_plugins.engine.plan.user_code_thread import (
-    Capture,
     Failure,
     UserCodeTimeout,
-    failures_kept,
-    run_in_thread,
+    called,
     where_of,
 )
 
@@ -68,17 +66,12 @@ def drawn(run: Run, tasks: Sequence[Task]) -> tuple[list[object], list[Failure]]
     module = run.demonstrations_module
     if module is None:
         return [], []
-    items: list[object] = []
-    failures: list[Failure] = []
-
-    def draw(caught: Capture) -> None:
-        rng = random.Random(0)
-        with failures_kept(failures, place_of(module.demonstrate), caught):
-            for task in tasks:
-                items.extend(module.demonstrate(copy.deepcopy(task), rng))
-
-    run_in_thread(draw)
-    return items, failures
+    rng = random.Random(0)
+    lists, failures = called(
+        lambda: [d for task in tasks for d in module.demonstrate(copy.deepcopy(task), rng)],
+        place_of(module.demonstrate),
+    )
+    return [item for items in lists for item in items], failures
 
 
 def demonstrated(run: Run, tasks: Sequence[Task]) -> list[Script]:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from marl_plugins.core.failures import place_of, written
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.workflow import Workflow
 from marl_plugins.engine.plan.script import WORDS, Script
-from marl_plugins.engine.plan.user_code_thread import failures_kept, run_in_thread, where_of
+from marl_plugins.engine.plan.user_code_thread import called, where_of
 
 Variants = dict[str, Script | Workflow]
 
@@ -34,14 +33,7 @@ def variants_of(workflow: Workflow, speakers: Collection[str]) -> tuple[Variants
     if function is None:
         return {}, []
     place = place_of(function)
-    failures: list[Any] = []
-    answers: list[Any] = []
-
-    def call(caught: Any) -> None:
-        with failures_kept(failures, place, caught):
-            answers.append(function())
-
-    run_in_thread(call)
+    answers, failures = called(function, place)
     if failures:
         return {}, [Problem("rehearsal.variants", where_of(f.place), f.said) for f in failures]
     if not isinstance(answers[0], Mapping):

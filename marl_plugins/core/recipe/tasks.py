@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
@@ -404,12 +405,13 @@ def _kind(value: Any) -> str:
     return f"{kind} ({value!r})" if isinstance(value, bool | int | float) or value == "" else kind
 
 
-def epoch_order(count: int, run_seed: int, episode: int) -> list[int]:
+@lru_cache(2)
+def epoch_order(count: int, run_seed: int, episode: int) -> Sequence[int]:
     """Returns the indices of the tasks in the order of one episode; a function of the run's seed
     and the episode alone."""
     order = list(range(count))
     random.Random(derive_seed(run_seed, "order", episode)).shuffle(order)
-    return order
+    return tuple(order)
 
 
 def batches(tasks: Sequence[Task], run_seed: int, episode: int, size: int) -> list[list[Task]]:

@@ -288,6 +288,26 @@ def failures_kept(failures: list[Failure], where: str, caught: Capture) -> Itera
         ]
 
 
+def called(function: Callable[[], T], where: str) -> tuple[list[T], list[Failure]]:
+    """Returns what a function of the user's gives, as the only item of a list, and what it raises.
+
+    Args:
+        where: Named where no line of the user's took part.
+
+    Raises:
+        UserCodeTimeout: It does not end.
+    """
+    results: list[T] = []
+    failures: list[Failure] = []
+
+    def call(caught: Capture) -> None:
+        with failures_kept(failures, where, caught):
+            results.append(function())
+
+    run_in_thread(call)
+    return results, failures
+
+
 def _forgotten(coroutine: Any, where: str) -> Failure:
     origin = [
         frame

@@ -251,11 +251,10 @@ def _answer(
     except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in BROKEN:
             raise
-        if meter.stopped:
-            return QueryResult(problem=meter.problem, stopped=meter.stopped)
         connection.set_progress_handler(None, 0)
         connection.set_authorizer(None)
-        return QueryResult(problem=meter.problem or f"{error}{_hint(str(error), connection, own)}")
+        problem = meter.problem or f"{error}{_hint(str(error), connection, own)}"
+        return QueryResult(problem=problem, stopped=meter.stopped)
 
 
 def without_rows(connection: sqlite3.Connection, tables: Iterable[str]) -> sqlite3.Connection:
