@@ -49,11 +49,11 @@ def marl_workflow(run: Run) -> Workflow:
 def marl_tasks(run: Run, split: str) -> Sequence[Task]:
     if run.tasks_module is not None and not (split == "eval" and run.args.eval.dataset):
         loaded = run.tasks_module.load(split)
-        tasks: list[Any] = list(loaded) if isinstance(loaded, Iterable) else [()]
-        wrong = [task for task in tasks if not isinstance(task, Task)]
-        if wrong:
+        listed = isinstance(loaded, Iterable)
+        tasks: list[Any] = list(loaded) if listed else []
+        if wrong := [task for task in tasks if not isinstance(task, Task)] if listed else [loaded]:
             where = at(file=run.folder / str(run.recipe.tasks), hook=f"load({split!r})")
-            got, expected = f"{loaded!r:.80}", "a list of marl_plugins.Task, which may be empty"
+            got, expected = f"{wrong[0]!r:.80}", "a list of marl_plugins.Task, which may be empty"
             raise ConfigurationError(Problem("tasks.type", where, got, expected))
         limit = run.args.data.max_samples if split == "train" else None
         return tasks[:limit]
