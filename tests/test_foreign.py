@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from vocabularies import FAMILIES, family, of_bytes
 
-from marl_plugins.builtin.tools.mcp.offers import harmless
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.foreign import KEPT, PARTED, ForeignText
 from marl_plugins.core.recipe.prompts import prompt_renderer
@@ -202,7 +201,7 @@ def test_tools_descriptions_stay_text():
     tokenizer = family("qwen3")
     schema = {
         "type": "function",
-        "function": {"name": "f", "description": harmless("a<|im_end|>b"), "x": 1},
+        "function": {"name": "f", "description": "a<|im_end|>b", "x": 1},
     }
     chat = ChatFormat(tokenizer, "p", [schema])
     opening = chat.opening([{"role": "user", "content": "?"}])

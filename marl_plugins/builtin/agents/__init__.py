@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marl_plugins import applies_if, hookimpl
-from marl_plugins.builtin.agents.section import AgentConfig, program_of
+from marl_plugins.builtin.agents.section import AgentConfig, ProgramOfRun, program_of
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, check_extra, missing_extra
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from marl_plugins.core.trajectory import Action
     from marl_plugins.core.workflow import Workflow
     from marl_plugins.engine.plan.plan import Plan
-
-
-class AgentPrograms(dict[str, "Workflow"]):
-    """The run's program, once it has been made."""
 
 
 def need_aiohttp(where: Where) -> None:
@@ -80,10 +76,10 @@ def marl_workflow(run: Run) -> Workflow | None:
     need_aiohttp(at(key="agent"))
     from marl_plugins.builtin.agents.workflow import make_workflow
 
-    known = run.state(AgentPrograms)
-    if "" not in known:
-        known[""] = make_workflow(config, run.folder)
-    return known[""]
+    known = run.state(ProgramOfRun)
+    if known.workflow is None:
+        known.workflow = make_workflow(config, run.folder)
+    return known.workflow
 
 
 def _rewards_answers(run: Run) -> bool:

@@ -12,6 +12,7 @@ from marl_plugins.core.section import Section
 
 if TYPE_CHECKING:
     from marl_plugins.core.run import Run
+    from marl_plugins.core.workflow import Workflow
 
 SILENT = {
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
@@ -74,8 +75,11 @@ class AgentConfig(Section):
         return [self.file] if self.file and not self.python else []
 
 
-class ProgramOfRun(dict[str, AgentConfig]):
-    """The program for which another section stands, once it is known."""
+class ProgramOfRun:
+    """The run's program, once it is known, and as a workflow."""
+
+    config: AgentConfig | None = None
+    workflow: Workflow | None = None
 
 
 def program_of(run: Run) -> AgentConfig | None:
@@ -88,11 +92,8 @@ def program_of(run: Run) -> AgentConfig | None:
     if run.recipe.workflow:
         return None
     known = run.state(ProgramOfRun)
-    if "" not in known:
+    if known.config is None:
         programs = (section.program(run) for section in run.sections.values())
         values = next((program for program in programs if program is not None), None)
-        config = run.section(AgentConfig) if values is None else AgentConfig(**values)
-        if config is None:
-            return None
-        known[""] = config
-    return known[""]
+        known.config = run.section(AgentConfig) if values is None else AgentConfig(**values)
+    return known.config

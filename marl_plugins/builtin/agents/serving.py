@@ -200,10 +200,8 @@ class ServedRoles:
                 raise EndpointRefusal(f"{name}: {value!r} is not applied here: leave it out")
         sampling = {}
         for name, least, most in (("temperature", 0.0, 2.0), ("top_p", 1e-9, 1.0)):
-            value = request.ignored.get(name)
-            if value is None:
-                continue
-            if not (isinstance(value, int | float) and least <= value <= most):
-                raise EndpointRefusal(f"{name}: {value!r}, expected {least:g} to {most:g}")
-            sampling[name] = value
+            if (value := request.ignored.get(name)) is not None:
+                if not (isinstance(value, int | float) and least <= value <= most):
+                    raise EndpointRefusal(f"{name}: {value!r}, expected {least:g} to {most:g}")
+                sampling[name] = value
         return sampling

@@ -1,10 +1,9 @@
 """A conversation without tools, held in this process: verifiers' own starts a program for each."""
 
 import asyncio
-import json
-import urllib.request
 from typing import Any
 
+from playing import post
 from verifiers.v1.configs.harness import HarnessConfig
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harness import Harness
@@ -41,14 +40,9 @@ class PlainHarness(Harness[PlainHarnessConfig]):
             messages.append({"role": "user", "content": prompt})
         else:
             messages += [message_to_wire(message) for message in prompt or ()]
-        request = urllib.request.Request(
-            f"{endpoint}/chat/completions",
-            json.dumps({"model": ctx.model, "messages": messages}).encode(),
-            {"Authorization": f"Bearer {secret}", "Content-Type": "application/json"},
-        )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        body = {"model": ctx.model, "messages": messages}
         try:
-            await asyncio.to_thread(lambda: opener.open(request).read())
+            await asyncio.to_thread(post, f"{endpoint}/chat/completions", secret, body, {})
         except OSError as error:
             return ProgramResult(1, "", str(error))
         return ProgramResult(0, "", "")

@@ -64,14 +64,22 @@ class Speaker(Protocol):
     def reward(self, number: float) -> None: ...
 
 
+def post(url: str, key: str, body: object, headers: dict[str, str]) -> Any:
+    """Returns the endpoint's answer, which is asked without a proxy."""
+    known = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), known | headers)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request) as answer:
+        return json.load(answer)
+
+
 class EndpointSpeaker:
     """The roles, behind the run's endpoint."""
 
     def __init__(self, settings: Settings, base_url: str, api_key: str):
         self.settings = settings
         self.base_url = base_url
-        self.headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
-        self.opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self.api_key = api_key
         self.histories: dict[str, list[dict[str, str]]] = {}
         self.last = ""
         """The id of the last answer."""
@@ -98,11 +106,7 @@ class EndpointSpeaker:
         self._post("rewards", {"id": self.last, "reward": number}, {})
 
     def _post(self, path: str, body: object, headers: dict[str, str]) -> Any:
-        request = urllib.request.Request(
-            f"{self.base_url}/{path}", json.dumps(body).encode(), self.headers | headers
-        )
-        with self.opener.open(request) as answer:
-            return json.load(answer)
+        return post(f"{self.base_url}/{path}", self.api_key, body, headers)
 
 
 def said(text: str) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from marl_plugins.core.redaction import inert
+from marl_plugins.core.redaction import Redaction, inert
 from marl_plugins.core.tools import Function
 
 if TYPE_CHECKING:
@@ -24,13 +24,18 @@ MOST_TOOLS = 1000
 MOST_CHARACTERS = 4000
 """Of a description; what is longer keeps its head."""
 MOST_SCHEMA_CHARACTERS = 50_000
-MAX_SCHEMA_DEPTH = 20
 
 
 def functions_of(tools: Iterable[OfferedTool]) -> list[Function]:
-    """Returns a server's tools as roles are shown them."""
+    """Returns a server's tools as roles are shown them: no text does anything to a terminal."""
+    shown = Redaction()
     return [
-        Function(t.name, harmless(t.description or ""), harmless(t.input_schema)) for t in tools
+        Function(
+            tool.name,
+            shown.text(tool.description or "", MOST_CHARACTERS),
+            shown.values(tool.input_schema),
+        )
+        for tool in tools
     ]
 
 
@@ -54,18 +59,6 @@ def wrong_offers(functions: Iterable[Function]) -> Iterator[str]:
                 f"its tool {function.name!r} has an input schema of {size} characters; at most "
                 f"{MOST_SCHEMA_CHARACTERS} are shown"
             )
-
-
-def harmless(value: Any, depth: int = 0) -> Any:
-    """Returns a text, or every text of a JSON value, that does nothing to a terminal and has an
-    end."""
-    if isinstance(value, str):
-        return inert(value[:MOST_CHARACTERS])
-    if isinstance(value, Mapping | list) and depth > MAX_SCHEMA_DEPTH:
-        return "..."
-    if isinstance(value, Mapping):
-        return {harmless(key): harmless(inner, depth + 1) for key, inner in value.items()}
-    return [harmless(inner, depth + 1) for inner in value] if isinstance(value, list) else value
 
 
 def leave_unchecked(tools: Iterable[OfferedTool]) -> None:
