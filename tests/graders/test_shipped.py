@@ -149,7 +149,7 @@ def warned(folder):
 def test_the_rehearsal_names_a_grader_that_pays_leaving(pair):
     (warning,) = warned(folder := pair(EXECUTES))
     assert warning.names("file") == () and warning.names("line") == (f"{folder}/grader.py:4",)
-    assert "pays 1 to role 'coder'" in warning.got and "SystemExit" in warning.got
+    assert "pays 1 for a program" in warning.got and "SystemExit" in warning.got
 
 
 def test_a_grader_that_runs_programs_in_its_own_process_is_named(pair):

@@ -51,8 +51,8 @@ def paid_for_leaving(plan: Plan) -> list[Problem]:
     place = where_of(place_of(function))
     left: list[str] = []
 
-    async def paid(text: str) -> dict[str, float]:
-        """The outcome of each role, where all say a text."""
+    async def paid(text: str) -> float:
+        """The outcome, where all roles say a text."""
         trajectory = copy.deepcopy(complete[0])
         for action in trajectory.actions:
             vars(action)["text"] = text
@@ -64,30 +64,27 @@ def paid_for_leaving(plan: Plan) -> list[Problem]:
         except SystemExit:
             left.append(text)
         except Exception:  # which try_grader has named
-            return {}
-        outcomes = {
-            action.role: trajectory.outcome_of(action.role) for action in trajectory.actions
-        }
-        return {role: outcome or 0.0 for role, outcome in outcomes.items()}
+            return 0.0
+        return trajectory.outcome or 0.0
 
-    async def all_paid(*texts: str) -> list[dict[str, float]]:
+    async def all_paid(*texts: str) -> list[float]:
         return await asyncio.gather(*map(paid, texts))
 
     try:
         outcomes = run_in_thread(lambda caught: run_on_a_loop(all_paid(*IDLE, *tried)))
     except UserCodeTimeout:
         return []
-    idle, got = outcomes[: len(IDLE)], ""
+    idle = max(outcomes[: len(IDLE)])
+    better = [
+        f"score_outcome pays {outcome:g} for a program that {what}, and {idle:g} for one that does "
+        "nothing"
+        for what, outcome in zip(tried.values(), outcomes[len(IDLE) :], strict=True)
+        if outcome > idle
+    ]
     if left:
         got = "score_outcome runs programs in the run's own process: one that leaves ends the run"
-    for what, paid_roles in zip(tried.values(), outcomes[len(IDLE) :], strict=True):
-        for role, outcome in sorted(paid_roles.items()):
-            least = max(paid_idle.get(role, 0.0) for paid_idle in idle)
-            if outcome > least and not got:
-                got = (
-                    f"score_outcome pays {outcome:g} to role {role!r} for a program that {what}, "
-                    f"and {least:g} for one that does nothing"
-                )
-    if not got:
+    elif better:
+        got = better[0]
+    else:
         return []
     return [Problem("rehearsal.pays_leaving", place, got, fix=FIX, severity="warning")]
