@@ -239,9 +239,10 @@ class Launcher(Pool):
                 answer = asyncio.run(answer)
             if dict(os.environ) == environment and imports_inside(self.folder) <= self.known:
                 self._say_imported()
-            if not isinstance(answer, str):
-                raise TypeError(f"it returned {type(answer).__name__}; expected a text")
-            return {"answer": answer}
+            if isinstance(answer, str):
+                return {"answer": answer}
+            text = f"it returned {type(answer).__name__}; expected a text"
+            return {"error": {"text": text, "traceback": ""}}
         except BaseException as error:  # also `sys.exit()`
             return outcome_of(error, self.folder)
 
