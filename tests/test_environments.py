@@ -198,6 +198,7 @@ def test_what_does_not_repeat_is_said(plan):
         ({"textarena": "Count-v0", "rewards": [1, -1]}, "env.rewards"),
         ({"textarena": "Count-v0", "rewards": [0.0, math.inf]}, "recipe.value"),
         ({"textarena": "Count-v0", "invalid": math.nan}, "recipe.value"),
+        ({"textarena": "Count-v0", "invalid": -2}, "env.invalid"),
         ({"textarena": "Count-v0", "scored": "step"}, "env.scored"),
         ({"textarena": "Count-v0", "show": ["board"]}, "env.pointless"),
         ({"verifiers": "sums"}, "env.episode"),

@@ -193,6 +193,9 @@ def wrong_section(config: EnvConfig, run: Run) -> Iterator[Problem]:
     if not low < high:
         got = f"{[low, high]} is no range from the lowest reward to the highest"
         yield Problem("env.rewards", at(key="env.rewards"), got)
+    elif config.invalid is not None and not low <= config.invalid <= high:
+        got = f"{config.invalid} is not in {[low, high]} (env.rewards)"
+        yield Problem("env.invalid", at(key="env.invalid"), got)
     if config.scored == "step" and not (config.openenv and low <= 0 <= high):
         got = "needs an OpenEnv server, and rewards around 0, which a step without one has"
         yield Problem("env.scored", at(key="env.scored"), got)
