@@ -203,7 +203,7 @@ def test_what_does_not_repeat_is_said(plan):
         ({"textarena": "Count-v0", "show": ["board"]}, "env.pointless"),
         ({"verifiers": "sums"}, "env.episode"),
         ({"openenv": {}}, "env.server"),
-        ({"textarena": "Count-v0", "python": "no/python"}, "env.episode"),
+        ({"textarena": "Count-v0", "python": "no/python"}, "env.python"),
     ],
 )
 def test_a_wrong_section(recipe, env, code):

@@ -182,6 +182,13 @@ def wrong_section(config: EnvConfig, run: Run) -> Iterator[Problem]:
         got = " and ".join(config.kinds) or "none of them"
         yield Problem("env.kind", at(key="env"), got, "one of textarena, openenv and verifiers")
         return
+    python = config.interpreter(run.folder)
+    if shutil.which(python) is None:
+        got, fix = (
+            f"there is no program {python}",
+            "make it (docs/environments.md), or name another",
+        )
+        yield Problem("env.python", at(key="env.python"), got, fix=fix)
     for role in roles:
         if role not in known:
             fix = meant(role, known)
