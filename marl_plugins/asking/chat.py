@@ -1,7 +1,7 @@
 """The protocol of an OpenAI-compatible endpoint: a conversation goes out, one answer comes back and
 is read.
 
-Reading ends in one place (`ChatClient._exchange`): whatever an answer is, it can be nothing worse
+Reading ends in one place (`ChatClient.ask`): whatever an answer is, it can be nothing worse
 than `MalformedAnswer`. What a server says goes through `Redaction` here, where it enters, so no
 message, record or file holds what authenticates with it.
 """
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from marl_plugins.asking.endpoint import CoachEndpoint
 from marl_plugins.asking.exchange import ConnectionFailure, HttpAnswer, HttpConnection
@@ -26,12 +25,8 @@ from marl_plugins.asking.reading import (
     token_count,
 )
 
-T = TypeVar("T")
-
 NEVER_PASSES = {"insufficient_quota"}
 """Codes of an error that no waiting fixes, whatever its status."""
-LONGEST_TEXT_CHARS = 500_000
-"""Characters of an answer's text: reading more would hold up the run, and no verdict is as long."""
 
 
 class ChatRefusal(Exception):
@@ -111,32 +106,15 @@ class ChatClient:
             TimeoutError, ConnectionFailure: There is no answer.
             MalformedAnswer: It is anything else.
         """
-        answer = await self._exchange("POST", "chat/completions", body, self._read)
+        try:
+            answer = self._read(await self.connection.post("chat/completions", body))
+        except (ConnectionFailure, MalformedAnswer) as error:
+            raise type(error)(self.redaction.text(str(error), 300)) from None
+        except UNREADABLE as error:
+            text = self.redaction.text(f"an answer of another form: {error}", 300)
+            raise MalformedAnswer(text) from None
         self.answered = self.answered or body
         return answer
-
-    async def _exchange(
-        self, method: str, path: str, body: Any, read: Callable[[HttpAnswer], T]
-    ) -> T:
-        """One exchange, and what is read of its answer; raises as `ask` does."""
-        problem: Exception
-        try:
-            return read(await self.connection.exchange(method, path, body))
-        except (ReportedError, ChatRefusal) as error:
-            problem = error.with_traceback(None)
-        except TimeoutError:
-            problem = TimeoutError()
-        except (ConnectionFailure, MalformedAnswer) as error:
-            problem = type(error)(self.redaction.text(str(error), 300))
-        except UNREADABLE as error:
-            problem = MalformedAnswer(
-                self.redaction.text(f"an answer of another form: {error}", 300)
-            )
-        # Not from the error: its frames hold the answer, for as long as somebody holds the error.
-        try:
-            raise problem
-        finally:
-            del problem
 
     def _read(self, answer: HttpAnswer) -> ChatAnswer:
         if answer.status >= 300:
@@ -147,21 +125,14 @@ class ChatClient:
         if complaint and not values.get("choices"):
             raise ReportedError(answer.status, complaint[0], self.redaction.text(complaint[1]))
         choice = values["choices"][0]
-        text, refusal, finish = (
-            choice["message"].get("content"),
-            choice["message"].get("refusal"),
-            choice.get("finish_reason"),
-        )
+        message, finish = choice["message"], choice.get("finish_reason")
+        text, refusal = message.get("content"), message.get("refusal")
         if refusal or finish == "content_filter":
             raise ChatRefusal(self.redaction.text(str(refusal or finish), 200))
         if text is None and finish == "length":  # cut off while it was thinking
             text = ""
         if not isinstance(text, str):
             raise MalformedAnswer(f"no text in the answer {self.redaction.text(repr(values), 200)}")
-        if len(text) > LONGEST_TEXT_CHARS:
-            raise MalformedAnswer(
-                f"an answer of {len(text)} characters; at most {LONGEST_TEXT_CHARS} are read"
-            )
         self._notice_model(values.get("model"))
         return ChatAnswer(self.redaction.redact(text), counted, str(finish))
 

@@ -81,7 +81,7 @@ class HttpConnection:
         for transport in free:
             await transport.aclose()
 
-    async def exchange(self, method: str, path: str, body: Any = None) -> HttpAnswer:
+    async def post(self, path: str, body: Any) -> HttpAnswer:
         """Makes one request, and returns its answer.
 
         Args:
@@ -94,17 +94,16 @@ class HttpConnection:
         """
         place, mark, query = self.base_url.partition("?")
         url = f"{place.rstrip('/')}/{path}{mark}{query}"
-        content = b"" if body is None else json.dumps(body).encode()
         try:
             async with asyncio.timeout(self.timeout):
-                return await self._once(method, url, content)
+                return await self._once(url, json.dumps(body).encode())
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise ConnectionFailure(str(error) or type(error).__name__) from error
 
-    async def _once(self, method: str, url: str, content: bytes) -> HttpAnswer:
+    async def _once(self, url: str, content: bytes) -> HttpAnswer:
         free = self._free
         transport = free.pop() if free else self._open()
-        request = httpx.Request(method, url, headers=self._headers(url), content=content)
+        request = httpx.Request("POST", url, headers=self._headers(url), content=content)
         try:
             response = await transport.handle_async_request(request)
             try:

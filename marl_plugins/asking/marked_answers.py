@@ -25,9 +25,6 @@ AROUND = r"[\s*_\[\](){}\"'`]*"
 """What markdown and habit put around a word or a number; no digit and no sign."""
 BEFORE = r"[\s*_\[\](){}\"'`#>|+-]*"
 """What may precede the word in its line: a list's dash, a heading, a quotation mark."""
-MOST_LINES = 1000
-"""That name the nonce; an answer with more states no verdict but repeats something."""
-
 
 Kept = TypeVar("Kept", bound=pydantic.BaseModel)
 
@@ -40,11 +37,8 @@ def value_of(text: str, name: str, nonce: str, value: str) -> str | None:
         value: A regular expression with one group.
     """
     marked, line = line_patterns(name, value)
-    rows = list(lines_with(text, nonce))
-    if len(rows) > MOST_LINES:
-        return None
     values = set()
-    for row in rows:
+    for row in lines_with(text, nonce):
         if any(word.lower() == nonce for word in marked.findall(row)):
             match = line.fullmatch(row)
             if match is None or match.group(1).lower() != nonce:

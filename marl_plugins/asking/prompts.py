@@ -43,15 +43,12 @@ CUT_OFF = "\n[cut off here: the limit of its length was reached]"
 
 
 def duties_of(run: Run) -> dict[str, str]:
-    """Returns the text of each role's prompt; empty for a file that cannot be read, which the plan
-    reports."""
-    duties = {}
-    for role in run.recipe.roles:
-        try:
-            duties[role] = run.prompt(role)
-        except (OSError, ValueError):
-            duties[role] = ""
-    return duties
+    """Returns the text of each role's prompt.
+
+    Raises:
+        ConfigurationError: One cannot be read.
+    """
+    return {role: run.prompt(role) for role in run.recipe.roles}
 
 
 def checked_prompt(path: Path, allowed: Sequence[str], no_label: str = "") -> str:

@@ -33,7 +33,7 @@ async def found_by_server(config: SearchToolConfig, query: str) -> list[Document
     try:
         for attempt in itertools.count(1):
             try:
-                answer = await connection.exchange("POST", path, body)
+                answer = await connection.post(path, body)
                 if answer.status < 500 and answer.status != 429:
                     return documents_in(answer)[: config.results]
                 why = f"HTTP {answer.status}"
