@@ -127,11 +127,11 @@ def test_a_good_recipe_has_no_warnings(recipe):
         (b'[{"problem": "1", "answer": NaN}]', [("tasks.json", "train/0")]),
         (
             b'[{"problem": "1", "answer": "2"}, {"problem": "2"}]',
-            [("tasks.no_field", "data.json:1: item 2")],
+            [("tasks.no_field", "data.json: item 2")],
         ),
         (
             b'[{"problem": "1"}, {"problem": "2", "answer": "2"}]',
-            [("tasks.no_field", "data.json:1: item 1")],
+            [("tasks.no_field", "data.json: item 1")],
         ),
     ],
 )

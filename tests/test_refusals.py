@@ -232,7 +232,7 @@ A_RECIPE = {
         "    prompt: prompts/judge.md", "\tprompt: prompts/judge.md", "recipe.not_yaml, :7"
     ),
     "byte-order mark": good(recipe=b"\xef\xbb\xbf" + RECIPE.encode()),
-    "UTF-16": case("recipe.unreadable, recipe.yaml", recipe=RECIPE.encode("utf-16")),
+    "UTF-16": case("files.encoding, recipe.yaml", recipe=RECIPE.encode("utf-16")),
     "grader elsewhere": recipe(
         "grader: grader.py", "grader: ../nope.py", "files.missing, :10, grader, nope.py"
     ),
@@ -386,7 +386,7 @@ D_DATA = {
     "UTF-16": case("files.encoding, tasks, train.jsonl", **lines("{}".encode("utf-16"))),
     "two lists": case("tasks.no_list, train.json", data='{"train": [{}], "test": [{}]}'),
     "prompt under another name": case(
-        "tasks.no_prompt_field, train.json:1: item 1",
+        "tasks.no_prompt_field, train.json: item 1",
         data=rows(lambda r, n: {"frage": "", "answer": ""}),
     ),
     "comma-separated with semicolons": case(
@@ -395,10 +395,10 @@ D_DATA = {
         **{"train.csv": "question;answer\na;b\n"},
     ),
     "input key that is not there": typed(
-        "--data.input_key nope", "tasks.no_field, train.json:1: item 1"
+        "--data.input_key nope", "tasks.no_field, train.json: item 1"
     ),
     "labels that are null": case(
-        "tasks.empty_label, train.json:1: item 3",
+        "tasks.empty_label, train.json: item 3",
         data=rows(lambda r, n: r | {"answer": None if n == 2 else 1}),
     ),
     "answers that leave no room": recipe(
@@ -411,11 +411,11 @@ D_DATA = {
         "str(trajectory.answer))\n",
     ),
     "two messages": case(
-        *(f"tasks.messages, train.json:1: item {n}" for n in range(1, 17)),
+        *(f"tasks.messages, train.json: item {n}" for n in range(1, 17)),
         data=rows(lambda r, n: {"prompt": [{"role": "system", "content": ""}, {"role": "user"}]}),
     ),
     "prompt that is blank": case(
-        "tasks.prompt, train.json:1: item 4",
+        "tasks.prompt, train.json: item 4",
         data=rows(lambda r, n: r | {"question": "" if n == 3 else "x"}),
     ),
     "ids that are the same": case("tasks.ids, train", data=rows(lambda r, n: r | {"id": "x"})),

@@ -7,14 +7,13 @@ import csv
 import io
 import json
 import random
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +63,12 @@ class Fields:
 
 
 class FileTasks(list[Task]):
-    """Tasks of a file, with the file, the fields that they were taken from, and the place of each
-    for messages."""
+    """Tasks of a file, with the file and the fields that they were taken from."""
 
-    def __init__(self, tasks: Iterable[Task], path: Path, fields: Fields, places: Sequence[str]):
+    def __init__(self, tasks: Iterable[Task], path: Path, fields: Fields):
         super().__init__(tasks)
         self.path = path
         self.fields = fields
-        self.places = places
 
 
 def choose_fields(columns: Iterable[str], input_key: str | None, label_key: str | None) -> Fields:
@@ -167,7 +164,7 @@ def tasks_of(
         if key and any(value_at(row, key) is not MISSING for row in rows):
             columns[key] = None
     fields = replace(choose_fields(columns, input_key, label_key), numbered=numbered)
-    if columns and (missing := _missing(fields, input_key, columns)):
+    if columns and (missing := list(_missing(fields, input_key, columns))):
         raise ConfigurationError([*problems, *(p.within(line=items[0][0]) for p in missing)])
     tasks: list[Task] = []
     for number, (where, item) in enumerate(items):
@@ -178,38 +175,24 @@ def tasks_of(
         problems.append(Problem("tasks.empty_file", at(file=path), "no tasks in it"))
     if problems:
         raise ConfigurationError(first_of(problems, path))
-    return FileTasks(tasks, path, fields, [where for where, _ in items])
+    return FileTasks(tasks, path, fields)
 
 
-def _missing(fields: Fields, input_key: str | None, columns: Iterable[str]) -> list[Problem]:
+def _missing(fields: Fields, input_key: str | None, columns: Collection[str]) -> Iterator[Problem]:
     """Fields that no item has."""
-    there = ", ".join(columns)
-    problems = []
     if fields.prompt not in columns and input_key:
-        problems.append(
-            Problem(
-                "tasks.no_field",
-                got=f"no field {input_key!r} (--data.input_key)",
-                fix=meant(input_key, columns),
-            )
-        )
+        yield _no_field(input_key, "data.input_key", columns)
     elif fields.prompt not in columns:
-        problems.append(
-            Problem(
-                "tasks.no_prompt_field",
-                got=f"no field {fields.prompt!r}, nor {', '.join(INPUT_KEYS[1:])}",
-                fix=f"name the field of the prompt with --data.input_key: {there}",
-            )
-        )
+        got = f"no field {fields.prompt!r}, nor {', '.join(INPUT_KEYS[1:])}"
+        fix = f"name the field of the prompt with --data.input_key: {', '.join(columns)}"
+        yield Problem("tasks.no_prompt_field", got=got, fix=fix)
     if fields.label and fields.label not in columns:
-        problems.append(
-            Problem(
-                "tasks.no_field",
-                got=f"no field {fields.label!r} (--data.label_key)",
-                fix=meant(fields.label, columns),
-            )
-        )
-    return problems
+        yield _no_field(fields.label, "data.label_key", columns)
+
+
+def _no_field(name: str, flag: str, there: Iterable[str], where: Where = ()) -> Problem:
+    got = f"no field {name!r} (--{flag})"
+    return Problem("tasks.no_field", where, got, fix=meant(name, there))
 
 
 def _listed(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
@@ -219,43 +202,18 @@ def _listed(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[st
         if error.msg == "Extra data":  # one value and then others: JSON Lines
             yield from _lines(path, text, problems)
             return
-        problems.append(
-            Problem("files.json", at(line=f"{path}:{error.lineno}"), f"not JSON: {_fault(error)}")
-        )
+        problems.append(_not_json(f"{path}:{error.lineno}", error))
         return
     lists = [v for v in items.values() if isinstance(v, list)] if isinstance(items, dict) else []
-    places = (
-        map("{}:{}".format, repeat(path), _lines_of_items(text))
-        if isinstance(items, list)
-        else repeat(str(path))
-    )
     if len(lists) == 1:
         items = lists[0]
     if not isinstance(items, list):
         several = f" with {len(lists)} lists; leave one of them in it" if lists else ""
-        problems.append(
-            Problem(
-                "tasks.no_list",
-                at(file=path),
-                f"{_kind(items)}{several}",
-                expected="a list of objects",
-            )
-        )
+        got = f"{items!r:.80}{several}"
+        problems.append(Problem("tasks.no_list", at(file=path), got, "a list of objects"))
         return
-    for number, (place, item) in enumerate(zip(places, items, strict=False), 1):
-        yield f"{place}: item {number}", item
-
-
-def _lines_of_items(text: str) -> Iterator[int]:
-    """The lines on which the items of a JSON list begin."""
-    decoder, place, line, counted = json.JSONDecoder(), text.index("[") + 1, 1, 0
-    while gap := re.compile(r"[\s,]*").match(text, place):
-        line += text.count("\n", counted, gap.end())
-        counted = gap.end()
-        if text[counted] == "]":
-            return
-        yield line
-        _, place = decoder.raw_decode(text, counted)
+    for number, item in enumerate(items, 1):
+        yield f"{path}: item {number}", item
 
 
 def _lines(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
@@ -264,9 +222,7 @@ def _lines(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str
             try:
                 yield f"{path}:{number}", json.loads(line)
             except json.JSONDecodeError as error:
-                problems.append(
-                    Problem("files.json", at(line=f"{path}:{number}"), f"not JSON: {_fault(error)}")
-                )
+                problems.append(_not_json(f"{path}:{number}", error))
 
 
 def _table(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
@@ -275,23 +231,14 @@ def _table(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str
     try:
         header = next(rows, [])
         if len(set(header)) < len(header):
-            problems.append(
-                Problem(
-                    "tasks.same_columns",
-                    where=at(line=f"{path}:1"),
-                    got=f"two fields have the same name: {', '.join(header)}",
-                )
-            )
+            got = f"two fields have the same name: {', '.join(header)}"
+            problems.append(Problem("tasks.same_columns", at(line=f"{path}:1"), got))
             return
         for row in rows:
             if row and len(row) != len(header):
-                problems.append(
-                    Problem(
-                        "tasks.columns",
-                        at(line=f"{path}:{rows.line_num}"),
-                        f"{len(row)} values, where line 1 names {len(header)} fields",
-                    )
-                )
+                where = at(line=f"{path}:{rows.line_num}")
+                got = f"{len(row)} values, where line 1 names {len(header)} fields"
+                problems.append(Problem("tasks.columns", where, got))
             elif row:
                 yield f"{path}:{rows.line_num}", dict(zip(header, row, strict=True))
     except csv.Error as error:
@@ -304,15 +251,14 @@ READERS = {".json": _listed, ".csv": _table}
 """What reads the items of a file with their places, by its suffix; lines are read else."""
 
 
-def _fault(error: json.JSONDecodeError) -> str:
-    """Returns what is wrong where JSON cannot be read on, and the column."""
-    return f"{error.msg} at column {error.colno}"
+def _not_json(line: str, error: json.JSONDecodeError) -> Problem:
+    return Problem("files.json", at(line=line), f"not JSON: {error.msg} at column {error.colno}")
 
 
 def not_json(value: Any) -> str | None:
-    """Returns why a value is not a JSON value; None where it is one."""
+    """Returns why a value is no JSON value that can be written in UTF-8; None where it is one."""
     try:
-        json.dumps(value, allow_nan=False)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         return str(error)
     return None
@@ -332,13 +278,10 @@ def _task(
     where: str, item: Any, fields: Fields, number: int, problems: list[Problem]
 ) -> Task | None:
     if not isinstance(item, dict):
-        problems.append(
-            Problem("tasks.no_object", at(line=where), _kind(item), expected="an object")
-        )
+        problems.append(Problem("tasks.no_object", at(line=where), f"{item!r:.80}", "an object"))
         return None
-    wrong = list(_wrong(at(line=where), item, fields))
-    problems += wrong
-    if wrong:
+    if wrong := list(_wrong(at(line=where), item, fields)):
+        problems += wrong
         return None
     taken = {fields.prompt, fields.label, "" if fields.numbered else "id"}
     if fields.label == NESTED:
@@ -355,8 +298,7 @@ def _wrong(place: Where, item: dict[str, Any], fields: Fields) -> Iterator[Probl
     prompt = as_text(value_at(item, fields.prompt))
     label = value_at(item, fields.label) if fields.label else None
     if prompt is MISSING:
-        got = f"no field {fields.prompt!r} (--data.input_key)"
-        yield Problem("tasks.no_field", place, got, fix=meant(fields.prompt, item))
+        yield _no_field(fields.prompt, "data.input_key", item, place)
     elif isinstance(prompt, list):
         got = (
             f"field {fields.prompt!r} must be a non-empty string, or chat messages: the user's, "
@@ -365,11 +307,10 @@ def _wrong(place: Where, item: dict[str, Any], fields: Fields) -> Iterator[Probl
         fix = f"got a list of {len(prompt)}: give `tasks:`, a file with load(split)"
         yield Problem("tasks.messages", place, got, fix=fix)
     elif not isinstance(prompt, str) or not prompt.strip():
-        got = f"field {fields.prompt!r} must be a non-empty string, got {_kind(prompt)}"
+        got = f"field {fields.prompt!r} must be a non-empty string, got {prompt!r:.80}"
         yield Problem("tasks.prompt", place, got)
     if fields.label and label is MISSING:
-        got = f"no field {fields.label!r} (--data.label_key)"
-        yield Problem("tasks.no_field", place, got, fix=meant(fields.label, item))
+        yield _no_field(fields.label, "data.label_key", item, place)
     elif fields.label and not fields.numbered and (empty := _empty(label)):
         fix = "give every item a label, or name another field (--data.label_key)"
         yield Problem("tasks.empty_label", place, f"field {fields.label!r} is {empty}", fix=fix)
@@ -391,18 +332,6 @@ def as_text(prompt: Any) -> Any:
         if roles in (["user"], ["system", "user"]) and all(isinstance(t, str) for t in texts):
             return "\n\n".join(texts)
     return prompt
-
-
-def _kind(value: Any) -> str:
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "a string",
-        bool: "a truth value",
-        type(None): "null",
-    }
-    kind = names.get(type(value), "a number")
-    return f"{kind} ({value!r})" if isinstance(value, bool | int | float) or value == "" else kind
 
 
 @lru_cache(2)

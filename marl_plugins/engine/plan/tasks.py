@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -98,11 +97,8 @@ def _task_problem(task: Task) -> Problem | None:
     ):
         expected = "its metadata to be a dict whose keys are texts"
         return Problem("tasks.metadata", (), f"{task.metadata!r:.80}", expected)
-    if wrong := not_json([task.label, task.metadata]):
-        return Problem("tasks.json", got=f"label and metadata must be JSON values: {wrong}")
-    if not _is_text(f"{task.id}{task.prompt}", [task.label, task.metadata]):
-        got = "it holds half of a UTF-16 pair, which no tokenizer and no file takes"
-        return Problem("tasks.unicode", got=got)
+    if wrong := not_json([task.id, task.prompt, task.label, task.metadata]):
+        return Problem("tasks.json", got=f"it must be made of JSON values: {wrong}")
     return None if task.files == {} else _wrong_file(task)
 
 
@@ -300,15 +296,6 @@ def _wrong_file(task: Task) -> Problem | None:
         got = f"{count} files and folders; a workspace holds at most {MAX_WORKSPACE_FILES}"
         return Problem("tasks.many_files", where, got, fix="put them into an archive")
     return None
-
-
-def _is_text(text: str, values: Any) -> bool:
-    """Returns whether a text, and JSON values, can be written in UTF-8."""
-    try:
-        f"{text}{json.dumps(values, ensure_ascii=False)}".encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _words(text: str) -> str:
