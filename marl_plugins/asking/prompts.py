@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.scoring import Seen, SeenLast
 
 if TYPE_CHECKING:
@@ -86,9 +87,8 @@ def placeholders(path: Path) -> tuple[str, set[str]]:
     Raises:
         ConfigurationError: It cannot be read, or a brace is not closed.
     """
-    where = at(name="coach prompt", file=path)
+    text, where = read_text(path), at(name="coach prompt", file=path)
     try:
-        text = path.read_text(encoding="utf-8")
         fields = [
             (name, spec, how)
             for _, name, spec, how in string.Formatter().parse(text)
@@ -97,9 +97,6 @@ def placeholders(path: Path) -> tuple[str, set[str]]:
         if formatted := [name for name, spec, how in fields if spec or how]:
             raise ValueError(f"{{{formatted[0]}}} has a format, and stands for a text")
         return text, {name for name, _, _ in fields}
-    except OSError as error:
-        got = f"cannot be read: {error.strerror}"
-        raise ConfigurationError(Problem("files.unreadable", where, got)) from None
     except ValueError as error:
         fix = "write {{ and }} for braces"
         raise ConfigurationError(Problem("prompt.braces", where, str(error), fix=fix)) from None

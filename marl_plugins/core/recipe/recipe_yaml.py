@@ -16,6 +16,7 @@ import yaml
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.recipe.texts import read_text
 
 
 class Origins:
@@ -117,16 +118,10 @@ def _read(path: Path, origins: Origins, chain: list[Path], file_form: str) -> di
 def _read_one(path: Path, origins: Origins, expected: str) -> dict[str, Any]:
     """Returns the values of one file, without those of the file that it extends."""
     try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        node = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
         origins.lines[()] = (path, 1)
         if not isinstance(node, yaml.MappingNode):
-            got = (
-                "nothing"
-                if node is None
-                else "a list"
-                if isinstance(node, yaml.SequenceNode)
-                else "a single value"
-            )
+            got = "nothing" if node is None else f"a {node.id}"
             raise ConfigurationError(Problem("recipe.value", at(file=path), got, expected))
         values: dict[str, Any] = build(node, path, (), origins, yaml.SafeLoader(""))
         return values
@@ -138,13 +133,9 @@ def _read_one(path: Path, origins: Origins, expected: str) -> dict[str, Any]:
                 "recipe.not_yaml", at(line=f"{path}:{line}"), f"not YAML: {error.problem}", fix=fix
             )
         ) from None
-    except UnicodeDecodeError as error:
-        got = f"is not UTF-8 text (byte {error.start})"
-    except OSError as error:
-        got = f"cannot be read: {error.strerror}"
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # an anchor within itself
         got = f"not YAML that can be read: {' '.join(str(error).split())}"
-    raise ConfigurationError(Problem("recipe.unreadable", at(file=path), got))
+        raise ConfigurationError(Problem("recipe.unreadable", at(file=path), got)) from None
 
 
 def build(

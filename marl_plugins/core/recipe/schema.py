@@ -33,7 +33,7 @@ def _policy_names(value: Any) -> Any:
         isinstance(value, list) and value and all(isinstance(name, str) for name in value)
     ):
         return value
-    raise PydanticCustomError("policy_names", "")  # worded where the key is known
+    raise PydanticCustomError("policy_names", "expected the name of a policy, or a list of several")
 
 
 Texts = Annotated[
@@ -190,22 +190,12 @@ def find_recipe(name: str) -> Path:
     """
     from marl_plugins.core.recipe.shipped import recipes_root, shipped_recipes
 
-    path = Path(name)
     shipped = recipes_root()
-    candidates = [
-        path,
-        shipped / name,
-        shipped / path.name if path.parent.name == "recipes" else shipped / name,
-    ]
-    try:
-        for candidate in candidates:
-            if candidate.is_dir():
-                candidate = candidate / "recipe.yaml"
-            if candidate.is_file():
-                return candidate
-    except OSError as error:
-        got = f"--recipe {name}: {error.filename} cannot be read: {error.strerror}"
-        raise ConfigurationError(Problem("recipe.unreadable", got=got, flags=("recipe",))) from None
+    for candidate in (Path(name), shipped / name, shipped / name.removeprefix("recipes/")):
+        if candidate.is_dir():
+            candidate = candidate / "recipe.yaml"
+        if candidate.is_file():
+            return candidate
     known = [
         p.parent.name if p.name == "recipe.yaml" else f"{p.parent.name}/{p.name}"
         for p in shipped_recipes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,11 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        missing = os.path.realpath(path) if isinstance(error, FileNotFoundError) else ""
-        raise ConfigurationError(
-            Problem(
-                "files.unreadable",
-                where=at(file=path),
-                got=f"cannot be read: {error.strerror}",
-                missing=missing,
-            )
-        ) from None
+        problem = Problem("files.unreadable", at(file=path), f"cannot be read: {error.strerror}")
     except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            Problem(
-                "files.encoding",
-                where=at(file=path),
-                got=f"is not UTF-8 text (byte {error.start})",
-                fix="save it as UTF-8",
-            )
-        ) from None
+        got = f"is not UTF-8 text (byte {error.start})"
+        problem = Problem("files.encoding", at(file=path), got, fix="save it as UTF-8")
+    raise ConfigurationError(problem)
 
 
 LINE_ENDS = "\x85\u2028\u2029"

@@ -96,36 +96,7 @@ def _explain(error: Any, model: type[Model], prefix: Key, origins: Origins) -> P
         return _flag_problem(where, location[-1], value)
     if value is None:
         return Problem("recipe.no_value", where, "has no value", fix="give one, or remove the key")
-    return Problem("recipe.value", where, repr(value), _expected(error, location[0]))
-
-
-def _expected(error: Any, key: str) -> str:
-    """Returns what a key takes, in words."""
-    bounds = error.get("ctx", {})
-    match error["type"]:
-        case "list_type":
-            return f"a list, as in `[{error['input']}]`"
-        case "policy_names":
-            return "the name of a policy, or a list of several"
-        case "string_type":
-            return "a text"
-        case "string_pattern_mismatch":
-            return "lower-case letters, digits and underscores, a letter first"
-        case "int_type" | "int_parsing" | "int_from_float":
-            return "a whole number"
-        case "float_type" | "float_parsing":
-            return "a number"
-        case "bool_type" | "bool_parsing":
-            return "true or false"
-        case "greater_than_equal":
-            return f"at least {bounds['ge']:g}"
-        case "greater_than":
-            return f"a number above {bounds['gt']:g}"
-        case "too_short":
-            return "at least one"
-        case "literal_error":
-            return str(bounds["expected"])
-    return str(error["msg"]).removeprefix("expected ")
+    return Problem("recipe.value", where, f"{error['msg']}, got {value!r}")
 
 
 def _flag_problem(where: Where, name: str, value: Any) -> Problem:

@@ -12,6 +12,7 @@ from typing import Any
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.kept_models import is_smollm2
+from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.recipe.tiny import parse as parse_tiny
 
@@ -251,11 +252,7 @@ def read_object(file: Path) -> dict[str, Any]:
         ConfigurationError: It is something else.
     """
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(
-            Problem("files.unreadable", got=f"cannot read {file}: {error.strerror}")
-        ) from None
+        value = json.loads(read_text(file))
     except (ValueError, RecursionError) as error:
         line = f"{file}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         where = at(line=line) or at(file=file)
