@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import os
 import sys
 import sysconfig
 import threading
@@ -161,7 +160,7 @@ def _unreadable(path: Path) -> Problem | None:
     try:
         path.open("rb").close()
     except FileNotFoundError:
-        return Problem("files.missing", where, "no such file", missing=os.path.realpath(path))
+        return Problem("files.missing", where, "no such file")
     except OSError as error:
         return Problem("files.unreadable", where, f"cannot be read: {error.strerror}")
     return None if path.suffix == ".py" else Problem("files.not_python", where, "is not a .py file")
@@ -236,10 +235,7 @@ def _failure(error: BaseException, where: Where) -> Problem:
     if isinstance(error, SystemExit):
         got = f"sys.exit({error.code!r}) ends the program"
         return Problem("code.exit", where, got, fix="raise an exception that says what is wrong")
-    got = f"{type(error).__name__}: {text_of(error)}"
-    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
-        return Problem("code.failed", where, got, missing=os.path.realpath(error.filename))
-    return Problem("code.failed", where, got)
+    return Problem("code.failed", where, f"{type(error).__name__}: {text_of(error)}")
 
 
 def text_of(error: BaseException) -> str:

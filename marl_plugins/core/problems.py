@@ -81,8 +81,6 @@ class Problem:
         flags: Names of flags without dashes that it is about; the plan adds the recipe's lines on
             which they stand.
         count: Number of problems that it stands for, at the end of a long list.
-        missing: The file whose absence is the cause, as an absolute path; empty: none is known to
-            be.
     """
 
     code: str
@@ -93,7 +91,6 @@ class Problem:
     severity: Severity = "error"
     flags: tuple[str, ...] = ()
     count: int = 1
-    missing: str = ""
 
     def __str__(self) -> str:
         return sentence(self)

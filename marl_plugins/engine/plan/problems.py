@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
-from os.path import realpath
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from marl_plugins.core.failures import ConfigurationError
@@ -58,8 +57,7 @@ class Problems(list[Problem]):
 
 
 def each_cause_once(problems: Iterable[Problem]) -> list[Problem]:
-    """Returns one problem for each cause: with the places of all that say the same of a file, and
-    without what follows from it."""
+    """Returns one problem for each cause: with the places of all that say the same of a file."""
     of_cause: dict[Hashable, list[Problem]] = {}
     for problem in problems:
         of_cause.setdefault(_cause(problem), []).append(problem)
@@ -67,30 +65,19 @@ def each_cause_once(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _cause(problem: Problem) -> Hashable:
-    """Returns what problems with one cause share: a missing file, or what is said of the same file
-    or line; else the problem."""
-    if problem.missing:
-        return problem.missing
+    """Returns what problems with one cause share: what is said of the same file or line; else the
+    problem."""
     innermost = problem.where[-1] if problem.where else None
     of_a_file = innermost is not None and innermost.kind in ("file", "line")
     return (problem.code, problem.got, problem.expected, innermost) if of_a_file else problem
 
 
 def _united(problems: Sequence[Problem]) -> Problem:
-    """Returns the problem that is about the file itself, or else the first, with the places of
-    those that say the same."""
-    if len(problems) == 1:
-        return problems[0]
-    itself = [
-        p for p in problems if p.missing and realpath((p.names("file") or ("",))[-1]) == p.missing
-    ]
-    first, *others = itself or problems
-    outer = [
-        place
-        for p in (first, *others)
-        if p.where[-1:] == first.where[-1:]
-        for place in p.where[:-1]
-    ]
+    """Returns the first problem, with the places of those that say the same."""
+    first, *others = problems
+    if not others:
+        return first
+    outer = [place for p in problems for place in p.where[:-1]]
     kinds = dict.fromkeys(place.kind for place in outer)
     around = (place for kind in kinds for place in dict.fromkeys(outer) if place.kind == kind)
     return replace(first, where=(*around, *first.where[-1:]))
