@@ -122,9 +122,8 @@ def marl_configure(run: Run) -> list[Problem]:
         return problems
     coaches = state.coach.members if isinstance(state.coach, Ensemble) else {"": state.coach}
     rubrics = {name: coach for name, coach in coaches.items() if isinstance(coach, RubricCoach)}
-    wrong = check_stages(
-        state.stages.stages, [c.rubric for c in rubrics.values()], len(rubrics) < len(coaches)
-    )
+    by_role = [coach.rubric for coach in rubrics.values()]
+    wrong = [*check_stages(state.stages.stages, by_role, len(rubrics) < len(coaches))]
     problems += wrong
     for name, rubric in (
         rubrics.items() if not wrong else ()

@@ -38,19 +38,21 @@ NEEDED = ("httpx",)
 KINDS = {"rubric": "a rubric", "model": "a model at an endpoint", "policy": "a policy of the run"}
 OF_A_MODEL = ("prompt", "last_prompt", "max_tokens", "deadline", "corrections", "memory")
 OF_AN_ENDPOINT = (
-    *(
-        "base_url",
-        "api_key_env",
-        "form",
-        "body",
-        "cache",
-        "record",
-        "replay",
-        "timeout",
-        "retries",
-        "concurrency",
-    ),
-    *("per_minute", "price_in", "price_out", "budget", "budget_tokens"),
+    "base_url",
+    "api_key_env",
+    "form",
+    "body",
+    "cache",
+    "record",
+    "replay",
+    "timeout",
+    "retries",
+    "concurrency",
+    "per_minute",
+    "price_in",
+    "price_out",
+    "budget",
+    "budget_tokens",
 )
 OF_A_POLICY = {
     "train_every": "a policy of the run (--coach.policy NAME), which alone can be trained",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -147,27 +147,26 @@ def kinds_of(member: CoachMemberConfig) -> list[str]:
     return [kind for kind in KINDS if getattr(member, kind)]
 
 
-def _member_problems(run: Run, name: str, member: CoachMemberConfig) -> list[Problem]:
+def _member_problems(run: Run, name: str, member: CoachMemberConfig) -> Iterator[Problem]:
     """Returns what is wrong with one member."""
-    problems, key = [], f"coach.members.{name}"
+    key = f"coach.members.{name}"
     if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
         got = (
             "letters, digits, `_`, `-` and `.` make the name of a member, which metrics and "
             "files have"
         )
-        problems.append(Problem("coach.member_name", at(key=key), got, fix="rename it"))
+        yield Problem("coach.member_name", at(key=key), got, fix="rename it")
     kinds = kinds_of(member)
     if len(kinds) != 1:
         got, expected = " and ".join(kinds) or "none", "one of rubric, model and policy"
-        problems.append(Problem("coach.member_kind", at(key=key), got, expected))
-    problems += [
+        yield Problem("coach.member_kind", at(key=key), got, expected)
+    yield from [
         problem
         for flag, value in member.flags.items()
         for problem in _flag_problems(key, flag, value, kinds)
     ]
     if member.policy:
-        problems += of_member(name, policy_problems(run, member_args(run, member)))
-    return problems
+        yield from of_member(name, policy_problems(run, member_args(run, member)))
 
 
 def _flag_problems(member: str, flag: str, value: Any, kinds: Sequence[str]) -> list[Problem]:

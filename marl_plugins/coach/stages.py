@@ -9,7 +9,7 @@ follows from the steps before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import Problem, at, meant
@@ -78,14 +78,13 @@ def check_stages(
     stages: Sequence[CoachStageConfig],
     rubrics: Sequence[Mapping[str, Sequence[Criterion]]],
     models: bool,
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """Returns what is wrong with the stages, each beginning with its key.
 
     Args:
         rubrics: Of the coach and its members, by role.
         models: Whether a model is among these.
     """
-    problems = []
     known = sorted(
         {
             criterion.name
@@ -103,19 +102,17 @@ def check_stages(
             expected = (
                 "no end, because none follows it" if last else "one of until_outcome and until_step"
             )
-            problems.append(
-                Problem("coach.stage_end", at(key=where), " and ".join(ends) or "neither", expected)
+            yield Problem(
+                "coach.stage_end", at(key=where), " and ".join(ends) or "neither", expected
             )
         if stage.ask and not models:
-            problems.append(
-                Problem(
-                    "coach.stage_ask",
-                    where=at(key=f"{where}.ask"),
-                    got="no model reads it, because every coach is a rubric",
-                    fix="give `weights`",
-                )
+            yield Problem(
+                "coach.stage_ask",
+                where=at(key=f"{where}.ask"),
+                got="no model reads it, because every coach is a rubric",
+                fix="give `weights`",
             )
-        problems += [
+        yield from [
             Problem(
                 "coach.no_criterion",
                 where=at(key=f"{where}.weights.{name}"),
@@ -125,7 +122,7 @@ def check_stages(
             for name in stage.weights
             if name not in known
         ]
-        problems += [
+        yield from [
             Problem(
                 "coach.no_criterion_left",
                 where=at(key=f"{where}.weights"),
@@ -136,4 +133,3 @@ def check_stages(
             for role, criteria in rubric.items()
             if not any(stage.weights.get(c.name, 1.0) > 0 and not c.needs_label for c in criteria)
         ]
-    return problems

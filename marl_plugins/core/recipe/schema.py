@@ -9,7 +9,7 @@ are files beside it. What its plugins read in it are their sections (section.py)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -257,7 +257,7 @@ def check_recipe(
 
 def _workflow_problems(
     values: Mapping[str, Any], givers: Sequence[str], origins: Origins
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """Returns what is missing of a recipe's workflow and prompts, or that there are two workflows.
 
     Args:
@@ -266,31 +266,28 @@ def _workflow_problems(
     if givers:
         both = [key for key in ("workflow", *givers) if values.get(key) or key in givers]
         if len(both) == 1:
-            return []
+            return
         got = f"the recipe has {' and '.join(both)}, and each says who calls the roles"
-        return [
-            Problem(
-                "recipe.two_workflows",
-                key_place(both[-1:], origins),
-                got,
-                fix="remove one of the two",
-            )
-        ]
+        yield Problem(
+            "recipe.two_workflows",
+            key_place(both[-1:], origins),
+            got,
+            fix="remove one of the two",
+        )
+        return
     roles = values.get("roles")
     asked = roles.items() if isinstance(roles, dict) else ()
     prompts = [
         (("roles", str(name), "prompt"), role) for name, role in asked if isinstance(role, dict)
     ]
-    problems = []
     for key, around in (*prompts, (("workflow",), values)):
         where = key_place(key, origins)
         if key[-1] not in around:
-            problems.append(Problem("recipe.missing_key", where, "this key is missing"))
+            yield Problem("recipe.missing_key", where, "this key is missing")
         elif around[key[-1]] is None and around is not values:
-            problems.append(
-                Problem("recipe.no_value", where, "has no value", fix="give one, or remove the key")
+            yield Problem(
+                "recipe.no_value", where, "has no value", fix="give one, or remove the key"
             )
-    return problems
 
 
 def _split(

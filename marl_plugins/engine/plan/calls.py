@@ -10,21 +10,19 @@ from marl_plugins.core.recipe.schema import Recipe, RoleConfig
 from marl_plugins.core.tools import Tool
 
 
-def check_calls(recipe: Recipe, tools: Mapping[str, Tool], sent: bool) -> list[Problem]:
+def check_calls(recipe: Recipe, tools: Mapping[str, Tool], sent: bool) -> Iterator[Problem]:
     """Returns what is wrong with `calls`, `reasoning` and the names of functions; those of MCP
     servers, and of vLLM's parsers, show when a run starts.
 
     Args:
         sent: Whether tools may also be sent with a call, by the program that makes it.
     """
-    problems = []
     for name, role in recipe.roles.items():
         own = [
             tools[tool] for tool in role.tools if tool in tools
         ]  # others are reported with the roles
         for key, problem in _problems(role, own, sent):
-            problems.append(problem.within(key=f"roles.{name}.{key}"))
-    return problems
+            yield problem.within(key=f"roles.{name}.{key}")
 
 
 def _problems(role: RoleConfig, tools: Sequence[Tool], sent: bool) -> Iterator[tuple[str, Problem]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -63,8 +63,8 @@ def check_workflow_file(plan: Plan, origins: Origins) -> list[Problem]:
     return []
 
 
-def _modules(plan: Plan, origins: Origins) -> list[Problem]:
-    run, recipe, problems = plan.run, plan.run.recipe, []
+def _modules(plan: Plan, origins: Origins) -> Iterator[Problem]:
+    run, recipe = plan.run, plan.run.recipe
     warm = run.section(WarmStartConfig)
     files: list[tuple[str, str, str | None, str]] = [
         ("workflow", "workflow", recipe.workflow, "run"),
@@ -86,22 +86,19 @@ def _modules(plan: Plan, origins: Origins) -> list[Problem]:
         try:
             module = getattr(run, f"{key}_module")
         except ConfigurationError as error:
-            problems += [p.within(line=where, key=place) for p in error.problems]
+            yield from [p.within(line=where, key=place) for p in error.problems]
             continue
         called = getattr(module, function, None)
         if not callable(called):
-            problems.append(
-                Problem(
-                    "files.no_function",
-                    at(line=where, key=place),
-                    f"{run.folder / file} has no function {function}",
-                )
+            yield Problem(
+                "files.no_function",
+                at(line=where, key=place),
+                f"{run.folder / file} has no function {function}",
             )
         elif key in ARGUMENTS:
-            problems += [
+            yield from [
                 p.within(key=place) for p in _signature_problems(called, function, ARGUMENTS[key])
             ]
-    return problems
 
 
 def _signature_problems(called: Any, name: str, arguments: Sequence[str]) -> list[Problem]:
@@ -110,87 +107,69 @@ def _signature_problems(called: Any, name: str, arguments: Sequence[str]) -> lis
     return [replace(wrong, fix=f"{name} is called with {', '.join(arguments)}")] if wrong else []
 
 
-def _scorers(plan: Plan) -> list[Problem]:
-    run, problems = plan.run, []
+def _scorers(plan: Plan) -> Iterator[Problem]:
+    run = plan.run
     outcomes = (
         run.recipe.grader
         or run.args.reward.remote_url
         or plan.plugins.claims("marl_score_outcome", run)
     )
     if not (outcomes or run.section(CaseSection) or plan.plugins.claims("marl_score_action", run)):
-        problems.append(
-            Problem(
-                "scores.none",
-                got="nothing scores the agents",
-                fix="give the recipe a grader, --reward.remote_url file.py, "
-                "--reward.model_name_or_path, or a coach plugin",
-            )
+        yield Problem(
+            "scores.none",
+            got="nothing scores the agents",
+            fix="give the recipe a grader, --reward.remote_url file.py, "
+            "--reward.model_name_or_path, or a coach plugin",
         )
     if run.args.eval.dataset and not outcomes:
-        problems.append(
-            Problem(
-                "scores.evaluation",
-                at(flag="eval.dataset"),
-                "nothing scores outcomes, so an evaluation has nothing to count",
-                fix="give the recipe a grader or --reward.remote_url file.py",
-            )
+        yield Problem(
+            "scores.evaluation",
+            at(flag="eval.dataset"),
+            "nothing scores outcomes, so an evaluation has nothing to count",
+            fix="give the recipe a grader or --reward.remote_url file.py",
         )
-    return problems
 
 
-def _pointless(plan: Plan) -> list[Problem]:
+def _pointless(plan: Plan) -> Iterator[Problem]:
     run, recipe = plan.run, plan.run.recipe
     model = None if "actor.model_name_or_path" in run.on_command_line else recipe.model
-    problems = [
-        Problem(
-            "flags.pointless",
-            at(flag=flag),
-            f"would have no effect: the recipe has `{key}: {value}`",
-            fix="remove one of the two",
-        )
-        for flag, key, value in (
-            ("data.prompt_dataset", "tasks", recipe.tasks),
-            ("data.prompt_split", "tasks", recipe.tasks),
-            ("data.prompt_probs", "tasks", recipe.tasks),
-            ("reward.remote_url", "grader", recipe.grader),
-            ("actor.model_name_or_path", "model", model),
-        )
-        if value and flag in run.given
-    ]
+    for flag, key, value in (
+        ("data.prompt_dataset", "tasks", recipe.tasks),
+        ("data.prompt_split", "tasks", recipe.tasks),
+        ("data.prompt_probs", "tasks", recipe.tasks),
+        ("reward.remote_url", "grader", recipe.grader),
+        ("actor.model_name_or_path", "model", model),
+    ):
+        if value and flag in run.given:
+            got = f"would have no effect: the recipe has `{key}: {value}`"
+            yield Problem("flags.pointless", at(flag=flag), got, fix="remove one of the two")
     if (
         not recipe.tasks
         and not run.args.data.prompt_dataset
         and not plan.plugins.claims("marl_tasks", run)
     ):
-        problems.append(
-            Problem(
-                "tasks.none",
-                got="there are no tasks",
-                fix="give the recipe `tasks:`, or --data.prompt_dataset FILE",
-            )
-        )
-    return problems
+        fix = "give the recipe `tasks:`, or --data.prompt_dataset FILE"
+        yield Problem("tasks.none", got="there are no tasks", fix=fix)
 
 
-def _data(plan: Plan) -> list[Problem]:
+def _data(plan: Plan) -> Iterator[Problem]:
     """Data files of a kind that is not read, paths that are no file and no name of the hub's, and
     what is wrong with how they are named."""
-    run, problems = plan.run, []
+    run = plan.run
     for split, flag in (("train", "data.prompt_dataset"), ("eval", "eval.dataset")):
         text = "" if split == "train" and run.recipe.tasks else flag_value(run.args, flag)
         if not text or plan.plugins.claims("marl_tasks", run):
             continue
         for source in sources_of(text, flag):
-            problems += _source(run, source, split, flag)
-    return problems
+            yield from _source(run, source, split, flag)
 
 
 def _source(run: Run, source: Source, split: str, flag: str) -> list[Problem]:
     name, where = source.path, at(flag=flag, file=source.path)
     if source.is_file:
         fix = "correct the path"
-        missing = [Problem("tasks.no_file", where, "no such file", fix=fix)]
-        return [] if Path(name).exists() else missing
+        missing = Problem("tasks.no_file", where, "no such file", fix=fix)
+        return [] if Path(name).exists() else [missing]
     if (Path(name).exists() and not Path(name).is_dir()) or Path(name).suffix in NOT_READ:
         got = f"of files only {', '.join(SUFFIXES)} are read"
         return [Problem("tasks.kind", where, got, fix="convert it to .jsonl")]
@@ -207,13 +186,8 @@ def _reward_function(plan: Plan) -> list[Problem]:
     if not remote:
         return []
     if not (remote.endswith(".py") and Path(remote).is_file()):
-        return [
-            Problem(
-                "reward.file",
-                at(flag="reward.remote_url"),
-                f"{remote}: only a .py file with reward_func(queries, prompts, labels) that exists",
-            )
-        ]
+        got = f"{remote}: only a .py file with reward_func(queries, prompts, labels) that exists"
+        return [Problem("reward.file", at(flag="reward.remote_url"), got)]
     try:
         module = load_file(Path(remote))
     except ConfigurationError as error:
@@ -222,57 +196,30 @@ def _reward_function(plan: Plan) -> list[Problem]:
     if callable(function):
         wrong = _signature_problems(function, "reward_func", ("queries", "prompts", "labels"))
         return [problem.within(flag="reward.remote_url") for problem in wrong]
-    return [
-        Problem(
-            "reward.no_function",
-            at(flag="reward.remote_url"),
-            f"{remote}: has no function reward_func(queries, prompts, labels)",
-        )
-    ]
+    got = f"{remote}: has no function reward_func(queries, prompts, labels)"
+    return [Problem("reward.no_function", at(flag="reward.remote_url"), got)]
 
 
-def _folders(plan: Plan) -> list[Problem]:
+def _folders(plan: Plan) -> Iterator[Problem]:
     output, saved = (
         Path(flag_value(plan.run.args, flag)).absolute()
         for flag in ("ckpt.output_dir", "ckpt.path")
     )
     own = [output / name for name in OF_THE_RUN]
-    problems = [
-        Problem(
-            "files.taken",
-            at(policy=policy.name),
-            f"its weights would lie in {output / policy.name}, where the run keeps something else",
-            fix="rename it",
-        )
-        for policy in plan.run.policies
-        if output / policy.name in (*own, saved)
-    ]
+    for policy in plan.run.policies:
+        if (weights := output / policy.name) in (*own, saved):
+            got = f"its weights would lie in {weights}, where the run keeps something else"
+            yield Problem("files.taken", at(policy=policy.name), got, fix="rename it")
     if any(saved.is_relative_to(folder) for folder in own):
-        problems.append(
-            Problem(
-                "files.taken",
-                at(flag="ckpt.path"),
-                f"{saved}: the run keeps something else in this folder",
-                fix="choose another",
-            )
-        )
-    return problems + _unwritable(plan)
-
-
-def _unwritable(plan: Plan) -> list[Problem]:
-    folders = {flag: flag_value(plan.run.args, flag) for flag in ("ckpt.output_dir", "ckpt.path")}
-    if "ckpt.path" not in plan.run.given:  # it lies in the other one
-        del folders["ckpt.path"]
-    return [
-        Problem(
-            "files.unwritable",
-            at(flag=flag, folder=folder),
-            "no file can be created there",
-            fix="name another folder",
-        )
-        for flag, folder in folders.items()
-        if not writable(Path(folder).absolute())
-    ]
+        got = f"{saved}: the run keeps something else in this folder"
+        yield Problem("files.taken", at(flag="ckpt.path"), got, fix="choose another")
+    folders = {"ckpt.output_dir": output}
+    if "ckpt.path" in plan.run.given:  # else it lies in the other one
+        folders["ckpt.path"] = saved
+    for flag, folder in folders.items():
+        if not writable(folder):
+            where, got = at(flag=flag, folder=folder), "no file can be created there"
+            yield Problem("files.unwritable", where, got, fix="name another folder")
 
 
 def writable(folder: Path) -> bool:

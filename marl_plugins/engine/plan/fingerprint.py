@@ -34,47 +34,42 @@ from marl_plugins.engine.plan.resolve_plugins import estimator_of, is_from_plugi
 from marl_plugins.engine.plan.workflow_file import workflow_files
 
 FREE = (
-    *(
-        "logger.*",
-        "ckpt.*",
-        "eval.*",
-        "critic.save_value_network",
-    ),  # what is written, saved and counted
-    *(
-        "vllm.*",
-        "ref.*",
-        "reward.offload",
-        "*.num_nodes",
-        "*.num_gpus_per_node",
-        "train.colocate_*",
-        "balance.*",
-        "streaming.*",
-        "external.*",
-    ),  # where and when it is computed
-    *(
-        "*.micro_batch_size",
-        "*.gradient_checkpointing_*",
-        "ds.enable_sleep",
-        "ds.overlap_comm",
-    ),  # in which portions
+    # what is written, saved and counted
+    "logger.*",
+    "ckpt.*",
+    "eval.*",
+    "critic.save_value_network",
+    # where and when it is computed
+    "vllm.*",
+    "ref.*",
+    "reward.offload",
+    "*.num_nodes",
+    "*.num_gpus_per_node",
+    "train.colocate_*",
+    "balance.*",
+    "streaming.*",
+    "external.*",
+    # in which portions
+    "*.micro_batch_size",
+    "*.gradient_checkpointing_*",
+    "ds.enable_sleep",
+    "ds.overlap_comm",
 )
 """Flags that may differ freely; so may `--max_steps` and the other flags of this project that are
 not the recipe's."""
 ELSEWHERE = (
-    *(
-        "actor.model_name_or_path",
-        "critic.model_name_or_path",
-        "ds.zero_stage",
-        "algo.advantage.estimator",
-    ),  # policies and estimator
-    *(
-        "data.prompt_dataset",
-        "data.prompt_split",
-        "data.prompt_probs",
-        "data.input_key",
-        "data.label_key",
-        "data.max_samples",
-    ),  # tasks
+    # policies and estimator
+    "actor.model_name_or_path",
+    "critic.model_name_or_path",
+    "ds.zero_stage",
+    "algo.advantage.estimator",
+    # tasks
+    "data.prompt_dataset",
+    "data.prompt_split",
+    "data.prompt_probs",
+    "data.input_key",
+    "data.label_key",
+    "data.max_samples",
 )
 """Flags that are compared by what they lead to."""
 OF_POLICIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -153,8 +148,7 @@ class Compared(NamedTuple):
         shown: As people know it.
         value: What is compared: the same, or a digest.
         fixed: Whether a resumed run cannot change it.
-        required: Whether it is a difference too where only one of two runs has it; of others, what
-            an earlier release did not save is not compared.
+        required: Whether it is a difference too where only one of two runs has it.
     """
 
     shown: Any
@@ -167,8 +161,7 @@ MISSING = Compared(None, None)
 
 
 def compared(run: Mapping[str, Any]) -> dict[Where, Compared]:
-    """Returns a fingerprint, also one that an earlier release has saved, as values by their
-    place."""
+    """Returns a fingerprint as values by their place."""
     values: dict[Where, Compared] = {}
 
     def add(
@@ -180,33 +173,28 @@ def compared(run: Mapping[str, Any]) -> dict[Where, Compared]:
         add(player, fixed=True, required=True, flag="mapping", role=role)
     for name, policy in run["policies"].items():
         model = policy["model"]
-        content = policy.get("content") or model_digest(Path(model)) or model
-        add(model, content, True, True, policy=name, key="model")
+        add(model, policy["content"] or model, True, True, policy=name, key="model")
         for key, place in OF_POLICIES.items():
             add(policy.get(key, 0), fixed=True, policy=name, **place)
         for key in ("follows", "template"):
             add(policy.get(key), policy=name, key=key)
     for flag, value in run["flags"].items():
-        each = {policy: own.get(flag, value) for policy, own in run.get("policy_flags", {}).items()}
-        first = next(iter(each.values()), value)
-        same = all(other == first for other in each.values())
-        add(first if same else each, fixed=matches(flag, FIXED), flag=flag)
+        each = {policy: own.get(flag, value) for policy, own in run["policy_flags"].items()}
+        same = all(other == value for other in each.values())
+        add(value if same else each, fixed=matches(flag, FIXED), flag=flag)
     for plugin, version in run["plugins"].items():
         shown = plugin if plugin.endswith(".py") else version
         add(shown, version, required=True, plugin=plugin)
-    for key, value in run.get("recipe", {}).items():
+    for key, value in run["recipe"].items():
         add(value, key=key)
-    for what, file in run.get("files", {}).items():
+    for what, file in run["files"].items():
         add(*file, name=what)
     for tool, offered in run.get("tools", {}).items():
         add(*offered, tool=tool)
-    if "warm_start" in run:
-        add(run["warm_start"], key="warm_start")
-    if "estimator" in run:
-        add(run["estimator"], name="the estimator")
+    add(run["warm_start"], key="warm_start")
+    add(run["estimator"], name="the estimator")
     if "tasks" in run:
         add(*run["tasks"], name="training tasks")
-    if "labels" in run:
         add("", run["labels"], name="labels of training tasks")
     return values
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -399,10 +399,9 @@ def _hint(flag: GivenFlag, known: Iterable[str]) -> str:
 
 def check_estimator_flags(
     flags: Iterable[GivenFlag], actions: Mapping[str, argparse.Action], estimator: str
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """Returns upstream's flags that have no effect with the run's estimator; upstream ignores them
     silently."""
-    problems = []
     for flag in flags:
         entry = FLAGS.get(flag.name)
         idle = entry and entry.estimators and estimator not in entry.estimators
@@ -412,8 +411,7 @@ def check_estimator_flags(
                 f"{' or '.join(entry.estimators)}"
             )
             where = at(line=flag.where, flag=flag.name)
-            problems.append(Problem("flags.idle", where, got, fix="remove one of the two"))
-    return problems
+            yield Problem("flags.idle", where, got, fix="remove one of the two")
 
 
 def template_value(words: Sequence[str]) -> Any:

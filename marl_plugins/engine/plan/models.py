@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,27 +17,28 @@ from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.recipe.tiny import parse as parse_tiny
 
 CONFIGURATIONS = (
-    *("config.json", "tokenizer_config.json"),
-    *("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+    "config.json",
+    "tokenizer_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
 )
 """Files of a model that may name code of its own (`auto_map`)."""
 GENERATE = "custom_generate/generate.py"
 """What transformers runs without its being named anywhere."""
 
 
-def check_models(args: SimpleNamespace, trusted: bool) -> list[Problem]:
+def check_models(args: SimpleNamespace, trusted: bool) -> Iterator[Problem]:
     """Returns what is wrong with the models of a policy and its critic.
 
     Args:
         trusted: Whether code that they bring along may run (`--trust_remote_code`).
     """
     model, critic = args.actor.model_name_or_path, args.critic.model_name_or_path
-    problems = model_problems(model, trusted)
+    yield from model_problems(model, trusted)
     if critic not in (None, model):
-        problems += [
-            p.within(flag="critic.model_name_or_path") for p in model_problems(critic, trusted)
-        ]
-    return problems
+        for problem in model_problems(critic, trusted):
+            yield problem.within(flag="critic.model_name_or_path")
 
 
 def code_problems(find: Callable[[str], Path | None]) -> list[Problem]:

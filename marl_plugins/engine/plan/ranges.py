@@ -81,15 +81,15 @@ RANGES: Mapping[str, Number] = MappingProxyType(
 )
 
 SCHEDULERS = (
-    *(
-        "cosine_with_min_lr",
-        "cosine_warmup_with_min_lr",
-        "cosine",
-        "cosine_with_restarts",
-        "linear",
-        "polynomial",
-    ),
-    *("constant", "constant_with_warmup", "inverse_sqrt"),
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+    "cosine",
+    "cosine_with_restarts",
+    "linear",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
 )
 """Schedules of transformers that need nothing which upstream does not give them."""
 CHOICES: Mapping[str, Sequence[str]] = MappingProxyType(

@@ -170,27 +170,18 @@ def _best_metric_problems(run: Run, evaluation: Sequence[Task]) -> list[Problem]
     return [Problem("tasks.best_metric", where, f"{key}: {got}", fix=fix)]
 
 
-def task_warnings(plan: Plan) -> list[Problem]:
+def task_warnings(plan: Plan) -> Iterator[Problem]:
     """Returns what is worth knowing of the tasks before they are trained on."""
     run, known_evaluation = plan.run, known_tasks(plan, "eval")
     train, evaluation = known_tasks(plan, "train") or [], known_evaluation or []
-    warnings: list[Problem] = [
-        *field_warnings(train),
-        *field_warnings(evaluation),
-        *_label_warnings(plan),
-    ]
-    warnings += [*_text_warnings("train", train), *_text_warnings("eval", evaluation)]
+    yield from [*field_warnings(train), *field_warnings(evaluation)]
+    yield from _label_warnings(plan)
+    yield from [*_text_warnings("train", train), *_text_warnings("eval", evaluation)]
     if run.args.eval.steps > 0 and "eval.steps" in run.given and known_evaluation == []:
         source = "load('eval') gave none" if run.recipe.tasks else "give --eval.dataset FILE"
-        warnings.append(
-            Problem(
-                "tasks.no_evaluation",
-                at(flag="eval.steps"),
-                f"{run.args.eval.steps}: nothing is evaluated, because there are no eval tasks",
-                fix=source,
-                severity="warning",
-            )
-        )
+        got = f"{run.args.eval.steps}: nothing is evaluated, because there are no eval tasks"
+        where = at(flag="eval.steps")
+        yield Problem("tasks.no_evaluation", where, got, fix=source, severity="warning")
     if (
         {"eval.dataset", "eval.steps"} & run.given == {"eval.dataset"}
         and run.args.eval.steps <= 0
@@ -198,9 +189,7 @@ def task_warnings(plan: Plan) -> list[Problem]:
     ):
         got = f"{run.args.eval.dataset}: training evaluates nothing without --eval.steps"
         where, fix = at(flag="eval.dataset"), "give --eval.steps N"
-        problem = Problem("tasks.not_evaluated", where, got, fix=fix, severity="warning")
-        warnings.append(problem)
-    return warnings
+        yield Problem("tasks.not_evaluated", where, got, fix=fix, severity="warning")
 
 
 def field_warnings(tasks: list[Task]) -> list[Problem]:
@@ -247,11 +236,11 @@ def _contradicted(same: list[Task]) -> list[Task]:
     return [t for t in same if labels.setdefault(repr((t.metadata, t.files)), t.label) != t.label]
 
 
-def _label_warnings(plan: Plan) -> list[Problem]:
+def _label_warnings(plan: Plan) -> Iterator[Problem]:
     """Tasks without a label, where the recipe's grader reads labels."""
-    run, warnings = plan.run, []
+    run = plan.run
     if not run.recipe.grader or "label" not in read_text(run.folder / run.recipe.grader):
-        return []
+        return
     for split in ("train", "eval"):
         tasks = known_tasks(plan, split) or []
         count = sum(task.label in (None, []) or not str(task.label).strip() for task in tasks)
@@ -266,8 +255,7 @@ def _label_warnings(plan: Plan) -> list[Problem]:
                 f"{count} of {len(tasks)} {split} tasks have no label, and "
                 f"{run.folder / run.recipe.grader} reads it"
             )
-            warnings.append(Problem("tasks.no_label", got=got, fix=fix, severity="warning"))
-    return warnings
+            yield Problem("tasks.no_label", got=got, fix=fix, severity="warning")
 
 
 def _wrong_file(task: Task) -> Problem | None:

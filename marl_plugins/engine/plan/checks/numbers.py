@@ -12,34 +12,30 @@ from marl_plugins.engine.plan.checks.placement import check_placement
 from marl_plugins.engine.plan.models import positions_of, sliding_window_of
 
 
-def check_numbers(run: Run, trees: bool) -> list[Problem]:
+def check_numbers(run: Run, trees: bool) -> Iterator[Problem]:
     """Returns problems with numbers that do not fit each other; the range of each alone is checked
     with its flag (ranges.py).
 
     Args:
         trees: Whether sequences become trees (`--sequences trees`).
     """
-    args, problems = run.args, []
+    args = run.args
     if args.ckpt.save_steps == 0:
         where, got = at(flag="ckpt.save_steps"), "a step is saved every N steps, got 0"
-        problems.append(
-            Problem("plan.save_steps", where, got, fix="give 1 or more, or -1 to save none")
-        )
+        yield Problem("plan.save_steps", where, got, fix="give 1 or more, or -1 to save none")
     if run.trajectories % max(1, args.train.batch_size):
-        problems.append(
-            Problem(
-                "plan.batch",
-                got=(
-                    f"a step has {run.trajectories} trajectories (--rollout.batch_size "
-                    f"{args.rollout.batch_size} x "
-                    f"--rollout.n_samples_per_prompt {args.rollout.n_samples_per_prompt}), which "
-                    "--train.batch_size "
-                    f"{args.train.batch_size} (trajectories per optimiser step) does not divide"
-                ),
-                flags=("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size"),
-            )
+        yield Problem(
+            "plan.batch",
+            got=(
+                f"a step has {run.trajectories} trajectories (--rollout.batch_size "
+                f"{args.rollout.batch_size} x "
+                f"--rollout.n_samples_per_prompt {args.rollout.n_samples_per_prompt}), which "
+                "--train.batch_size "
+                f"{args.train.batch_size} (trajectories per optimiser step) does not divide"
+            ),
+            flags=("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size"),
         )
-    problems += with_policies_named(
+    yield from with_policies_named(
         {
             p.name: [
                 *_lengths(run, p.name, a),
@@ -51,84 +47,69 @@ def check_numbers(run: Run, trees: bool) -> list[Problem]:
             for a in [run.policy_args[p.name]]
         }
     )
-    return problems
 
 
-def _lengths(run: Run, policy: str, a: Any) -> list[Problem]:
+def _lengths(run: Run, policy: str, a: Any) -> Iterator[Problem]:
     """Token limits of one policy that contradict each other or its model."""
-    problems = []
     buffer, longest = a.reward.overlong_buffer_len, a.rollout.max_new_tokens
     if buffer is not None and longest is not None and buffer > longest:
-        problems.append(
-            Problem(
-                "lengths.overlong",
-                got=f"--reward.overlong_buffer_len {buffer} is over --rollout.max_new_tokens "
-                f"{longest}",
-                flags=("reward.overlong_buffer_len", "rollout.max_new_tokens"),
-            )
+        yield Problem(
+            "lengths.overlong",
+            got=f"--reward.overlong_buffer_len {buffer} is over --rollout.max_new_tokens {longest}",
+            flags=("reward.overlong_buffer_len", "rollout.max_new_tokens"),
         )
     clip = a.reward.clip_range
     if clip and not clip[0] < clip[1]:
-        problems.append(
-            Problem(
-                "lengths.clip_range",
-                at(flag="reward.clip_range"),
-                f"{clip[0]:g} {clip[1]:g}",
-                "two numbers, the lower one first",
-            )
+        yield Problem(
+            "lengths.clip_range",
+            at(flag="reward.clip_range"),
+            f"{clip[0]:g} {clip[1]:g}",
+            "two numbers, the lower one first",
         )
     for role in run.recipe.roles_of(policy):
         limit = run.role(role).max_new_tokens
         if buffer is not None and limit and buffer > limit:
-            problems.append(
-                Problem(
-                    "lengths.overlong",
-                    got=f"--reward.overlong_buffer_len {buffer} is over the max_new_tokens {limit} "
-                    f"of role {role!r}",
-                    flags=("reward.overlong_buffer_len",),
-                )
+            yield Problem(
+                "lengths.overlong",
+                got=f"--reward.overlong_buffer_len {buffer} is over the max_new_tokens {limit} "
+                f"of role {role!r}",
+                flags=("reward.overlong_buffer_len",),
             )
         if limit and limit >= a.data.max_len:
-            problems.append(
-                Problem(
-                    "lengths.no_room",
-                    at(role=role),
-                    f"max_new_tokens {limit} leaves no room in --data.max_len {a.data.max_len}",
-                    flags=("data.max_len",),
-                )
+            yield Problem(
+                "lengths.no_room",
+                at(role=role),
+                f"max_new_tokens {limit} leaves no room in --data.max_len {a.data.max_len}",
+                flags=("data.max_len",),
             )
     model = a.actor.model_name_or_path
     positions = positions_of(model)
     if positions is not None and a.data.max_len > positions:
         larger = f", or name the model tiny:positions={a.data.max_len}" if is_tiny(model) else ""
         got = f"--data.max_len {a.data.max_len} is over the {positions} positions of its model"
-        problems.append(
-            Problem("lengths.positions", got=got, fix=f"lower it{larger}", flags=("data.max_len",))
+        yield Problem(
+            "lengths.positions", got=got, fix=f"lower it{larger}", flags=("data.max_len",)
         )
     if longest is not None and longest >= a.data.max_len:
-        problems.append(
-            Problem(
-                "lengths.no_room",
-                got=(
-                    f"--rollout.max_new_tokens {longest} leaves no room for a prompt in "
-                    f"--data.max_len {a.data.max_len}"
-                ),
-                flags=("rollout.max_new_tokens", "data.max_len"),
-            )
+        yield Problem(
+            "lengths.no_room",
+            got=(
+                f"--rollout.max_new_tokens {longest} leaves no room for a prompt in "
+                f"--data.max_len {a.data.max_len}"
+            ),
+            flags=("rollout.max_new_tokens", "data.max_len"),
         )
-    return problems
 
 
-def _batching(device: str, a: Any) -> list[Problem]:
+def _batching(device: str, a: Any) -> Iterator[Problem]:
     """Packing and micro-batches by tokens where they cannot work."""
-    problems = []
     if a.train.dynamic_batch_enable:
         limits = {"train.max_tokens_per_gpu": a.train.max_tokens_per_gpu}
         if (
             a.rollout.max_tokens_per_gpu != a.train.max_tokens_per_gpu
         ):  # upstream's default is the same
             limits["rollout.max_tokens_per_gpu"] = a.rollout.max_tokens_per_gpu
-        problems += [
+        yield from [
             Problem(
                 "lengths.micro_batch",
                 at(flag=flag),
@@ -146,17 +127,14 @@ def _batching(device: str, a: Any) -> list[Problem]:
         and a.ds.packing_samples
         and a.ds.attn_implementation not in ("eager", "sdpa")
     ):
-        problems.append(
-            Problem(
-                "devices.packing",
-                at(flag="ds.packing_samples"),
-                f"attention {a.ds.attn_implementation!r} is not known to keep packed rows apart on "
-                "a CPU",
-                fix="use --ds.attn_implementation eager or sdpa",
-                flags=("ds.attn_implementation",),
-            )
+        yield Problem(
+            "devices.packing",
+            at(flag="ds.packing_samples"),
+            f"attention {a.ds.attn_implementation!r} is not known to keep packed rows apart on "
+            "a CPU",
+            fix="use --ds.attn_implementation eager or sdpa",
+            flags=("ds.attn_implementation",),
         )
-    return problems
 
 
 def _trees(a: Any) -> Iterator[Problem]:

@@ -16,26 +16,24 @@ from marl_plugins.engine.plan.checks.roles import NAME
 
 def check_policies(
     run: Run, policies: Sequence[Policy], without: Mapping[str, str], origins: Origins
-) -> list[Problem]:
+) -> Iterator[Problem]:
     """Returns what is wrong with the policies that a run is to have.
 
     Args:
         without: Policies of the recipe that this run does without, and the flag for which it does.
     """
-    recipe, problems = run.recipe, []
+    recipe = run.recipe
     names = [p.name for p in policies]
     for role, policy in [
         (name, policy) for name in recipe.mapped_roles for policy in recipe.policies_of(name)
     ]:
         if policies and policy not in names:
-            problems.append(
-                Problem(
-                    "roles.no_policy",
-                    got=f"role {role!r} is mapped to policy {policy!r}, which does not exist",
-                    fix=meant(policy, names),
-                )
+            yield Problem(
+                "roles.no_policy",
+                got=f"role {role!r} is mapped to policy {policy!r}, which does not exist",
+                fix=meant(policy, names),
             )
-    problems += [
+    yield from [
         Problem(
             "policies.unused",
             at(line=origins.where("policies", name)),
@@ -45,7 +43,7 @@ def check_policies(
         for name in recipe.policies
         if name not in names and name not in without
     ]
-    problems += [
+    yield from [
         Problem(
             "policies.name",
             at(policy=p.name),
@@ -59,17 +57,15 @@ def check_policies(
             (origins.where(*key) for key in origins.lines if key[-1:] == ("trainable",)), ""
         )
         got, fix = "every policy is frozen (trainable: false)", "at least one must be trained"
-        problems.append(Problem("policies.frozen", at(line=line), got, fix=fix))
-    return problems
+        yield Problem("policies.frozen", at(line=line), got, fix=fix)
 
 
-def check_followers(run: Run, policies: Sequence[Policy]) -> list[Problem]:
+def check_followers(run: Run, policies: Sequence[Policy]) -> Iterator[Problem]:
     """Returns what is wrong with the policies that hold another one's weights."""
-    by_name, problems = {p.name: p for p in policies}, []
+    by_name = {p.name: p for p in policies}
     for policy in (p for p in policies if p.follows):
         for key, problem in _follower(run, policy, by_name):
-            problems.append(problem.within(key=f"policies.{policy.name}.{key}"))
-    return problems
+            yield problem.within(key=f"policies.{policy.name}.{key}")
 
 
 def _follower(
@@ -92,9 +88,8 @@ def _follower(
         yield "model", Problem("policies.model_of_follower", got=got, fix="remove the key")
 
 
-def check_external(run: Run, policies: Sequence[Policy]) -> list[Problem]:
+def check_external(run: Run, policies: Sequence[Policy]) -> Iterator[Problem]:
     """Returns what needs the tokens of external policies, of which there are words alone."""
-    problems = []
     for policy in (p for p in policies if p.served):
         own = ("trainable", "follows", "template")
         keys = [f"policies.{policy.name}.{key}" for key in own if getattr(policy, key)]
@@ -104,8 +99,7 @@ def check_external(run: Run, policies: Sequence[Policy]) -> list[Problem]:
         for key in keys:
             got = f"needs the tokens of policy {policy.name!r}, and an endpoint gives words alone"
             fix = "remove the key, or give it a model here"
-            problems.append(Problem("policies.words_alone", at(key=key), got, fix=fix))
-    return problems
+            yield Problem("policies.words_alone", at(key=key), got, fix=fix)
 
 
 def check_adapters(run: Run) -> list[Problem]:
