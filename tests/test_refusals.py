@@ -270,7 +270,7 @@ A_FLAG = {
         "max_len: 512", "max_len: false", "flags.no_switch, :14, data.max_len", "lengths.positions"
     ),
     "given twice": flag("data.max_len: 256", "recipe.repeated_key, :15"),
-    "value of a switch": typed("--train.colocate_all true", "flags.switch, --train.colocate_all"),
+    "value of a switch": typed("--train.colocate_all true", "flags.value, --train.colocate_all"),
     "batch that is not divided": recipe(
         "train.batch_size: 8", "train.batch_size: 3", "plan.batch, :15, :17"
     ),

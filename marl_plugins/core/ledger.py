@@ -213,7 +213,7 @@ class Ledger:
             Counter(record["failed"]),
         )
         ledger._add_roles(record["roles"])
-        if added := record.get("auxiliary") or record.get("beside"):  # the older name
+        if added := record.get("auxiliary"):
             ledger.auxiliary.append(cls(record["step"]))
             ledger.auxiliary[0]._add_roles(added)
         if received := record.get("received"):

@@ -13,8 +13,8 @@ from marl_plugins.builtin.rehearsal.findings import shown_in
 from marl_plugins.builtin.rehearsal.trial import Trial
 from marl_plugins.core.fields import holds_action
 from marl_plugins.core.problems import Problem
+from marl_plugins.core.recipe.prompts import fields_of
 from marl_plugins.core.run import Run
-from marl_plugins.engine.plan.lengths import fields_of
 from marl_plugins.engine.plan.user_code_thread import where_of
 
 OBJECT = re.compile(

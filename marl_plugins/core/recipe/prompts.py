@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -49,6 +49,16 @@ def followup_renderer(followup: str | None) -> Render | None:
     return None if followup is None else prompt_renderer(followup, None)
 
 
+def fields_of(texts: Iterable[str]) -> list[str]:
+    """Returns the fields that prompts have, each once.
+
+    Raises:
+        ValueError: Braces are not closed.
+    """
+    parsed = (part for text in texts for part in string.Formatter().parse(text))
+    return list(dict.fromkeys(name for _, name, _, _ in parsed if name is not None))
+
+
 def prompt_renderer(
     prompt: str, system: str | None, examples: Sequence[dict[str, str]] = ()
 ) -> Render:
@@ -61,13 +71,7 @@ def prompt_renderer(
     Args:
         examples: Messages between the system's and the user's.
     """
-    formatter = string.Formatter()
-    places = {
-        name
-        for text in (prompt, system or "")
-        for _, name, _, _ in formatter.parse(text)
-        if name is not None
-    }
+    places = {*fields_of((prompt, system or ""))}
 
     def render(fields: Mapping[str, str]) -> list[dict[str, str]]:
         if not fields.keys() >= places:

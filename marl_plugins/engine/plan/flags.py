@@ -307,10 +307,6 @@ def check_flag(
 
 def parse_alone(flag: GivenFlag, parser: argparse.ArgumentParser) -> list[Problem]:
     """Returns the problems that parsing one flag reports, with its place."""
-    where, action = at(line=flag.where, flag=flag.name), actions_of(parser).get(flag.name)
-    if action is not None and action.nargs == 0 and len(flag.words) == 1:
-        got = f"is a switch: it is on when given and takes no value, got {flag.words[0]}"
-        return [Problem("flags.switch", where, got, fix="give the flag alone")]
     try:
         with users_code(
             at(flag=flag.name), place=at(line=flag.where)
@@ -322,12 +318,9 @@ def parse_alone(flag: GivenFlag, parser: argparse.ArgumentParser) -> list[Proble
         meant = "; ".join(other[word] for word in flag.words if word in other)
         return [replace(p, fix=p.fix or meant) for p in problems]
     if rest:
-        got = f"takes fewer values, got {' '.join(flag.words)}"
-        return [
-            Problem(
-                "flags.too_many", where, got, fix=f"see openrlhf train --help for --{flag.name}"
-            )
-        ]
+        where, got = at(line=flag.where, flag=flag.name), f"takes fewer values, got {rest}"
+        fix = f"see openrlhf train --help for --{flag.name}"
+        return [Problem("flags.too_many", where, got, fix=fix)]
     return []
 
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from marl_plugins.core.calls import functions_of
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.recipe.prompts import prompt_renderer
+from marl_plugins.core.recipe.prompts import fields_of, prompt_renderer
 from marl_plugins.core.recipe.tiny import count_tokens, is_tiny, tokens_of
 from marl_plugins.core.run import Run
 from marl_plugins.core.tools import Tool
@@ -207,16 +206,6 @@ def empty_messages(run: Run, role: str, later: bool = False, value: str = "") ->
     names = fields_of((prompt, system or ""))
     render = prompt_renderer(prompt, None) if later else run.opening(role)
     return [(m["role"], m["content"]) for m in render(dict.fromkeys(names, value))]
-
-
-def fields_of(prompts: Iterable[str]) -> set[str]:
-    """Returns the fields that prompts have."""
-    return {
-        name
-        for prompt in prompts
-        for _, name, _, _ in string.Formatter().parse(prompt)
-        if name is not None
-    }
 
 
 def _times_shown(run: Run, role: str, empty: Messages) -> int:

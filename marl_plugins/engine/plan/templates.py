@@ -21,7 +21,6 @@ from marl_plugins.core.templates import (
 )
 from marl_plugins.engine.plan.lengths import empty_messages
 from marl_plugins.engine.plan.models import read_object
-from marl_plugins.engine.plan.user_code_thread import UserCodeTimeout, run_in_thread
 
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -40,11 +39,8 @@ def check_templates(run: Run) -> list[Problem]:
             messages = [
                 {"role": r, "content": text or "?"} for r, text in empty_messages(run, role)
             ]
-            error = refusal_in_time(source, {"messages": messages, **policy.template, **own})
-            if error:
+            if error := refusal(source, {"messages": messages, **policy.template, **own}):
                 problems.append(template_refuses(policy.name, role, error))
-            if isinstance(error, TimeoutError):
-                break  # it would be for the next role too
     return list(dict.fromkeys(problems))
 
 
@@ -55,14 +51,6 @@ def template_of(folder: Path) -> str | None:
     file = folder / "tokenizer_config.json"
     template = read_object(file).get("chat_template") if file.is_file() else None
     return template if isinstance(template, str) else None
-
-
-def refusal_in_time(source: str, values: Mapping[str, Any]) -> Exception | None:
-    """Returns what `refusal` does, or that the template does not come to its end."""
-    try:
-        return run_in_thread(lambda caught: refusal(source, values))
-    except UserCodeTimeout as late:
-        return TimeoutError(f"it was still writing them after {late.seconds:g} s")
 
 
 def refusal(source: str, values: Mapping[str, Any]) -> Exception | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, Where, at, close_names, meant
-from marl_plugins.core.recipe.prompts import read_examples
+from marl_plugins.core.recipe.prompts import fields_of, read_examples
 from marl_plugins.core.recipe.recipe_yaml import Origins
 from marl_plugins.core.recipe.schema import Recipe, RoleConfig
 from marl_plugins.core.recipe.texts import read_text
@@ -105,7 +104,7 @@ def _prompt(path: Path) -> list[Problem]:
     where = at(file=path)
     try:
         text = read_text(path)
-        fields = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+        fields = fields_of([text])
     except ConfigurationError as error:
         return error.problems
     except ValueError as error:
