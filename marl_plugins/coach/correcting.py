@@ -34,8 +34,7 @@ def instruction(nonce: str, form: str) -> str:
         return f'In "correction" give {WHAT}; null if nothing needs to change.'
     return (
         f"Unless nothing needs to change, write {WHAT}, between these two lines, before the lines "
-        "below:\n"
-        f"CORRECTION {nonce}\nEND {nonce}\n"
+        f"below:\nCORRECTION {nonce}\nEND {nonce}\n"
     )
 
 

@@ -280,8 +280,7 @@ def policy_problems(run: Run, coach: Any) -> list[Problem]:
                 "coach.no_room",
                 got=(
                     f"--coach.max_tokens {longest} leaves no room for a question in --data.max_len "
-                    f"{args.data.max_len} "
-                    f"of policy {name!r}"
+                    f"{args.data.max_len} of policy {name!r}"
                 ),
                 flags=("coach.max_tokens", "data.max_len"),
             )
@@ -309,8 +308,7 @@ def _training_problems(run: Run, coach: Any) -> list[Problem]:
                 at(flag="coach.train_every", policy=name),
                 (
                     f"plays {' and '.join(map(repr, roles))}, and would be trained on its own "
-                    "word, "
-                    "because it scores these actions itself"
+                    "word, because it scores these actions itself"
                 ),
                 fix="map the role to another policy, or let another one judge",
             )
@@ -357,8 +355,7 @@ def _short_corrections(run: Run) -> list[Problem]:
         return []
     got = (
         f"{run.args.coach.max_tokens} leaves no room for a correction of {longest} tokens, which "
-        "an action may have; a verdict "
-        "that is cut off is missing"
+        "an action may have; a verdict that is cut off is missing"
     )
     where, fix = at(flag="coach.max_tokens"), "raise it, or lower --rollout.max_new_tokens"
     return [Problem("coach.short_corrections", where, got, fix=fix, severity="warning")]
@@ -375,8 +372,7 @@ def _too_slow(run: Run) -> list[Problem]:
         return []
     got = (
         f"{args.per_minute:g} is {in_time:.0f} verdicts within --coach.deadline {args.deadline:g} "
-        f"s, and a step has some {actions} "
-        "actions: verdicts will be missing"
+        f"s, and a step has some {actions} actions: verdicts will be missing"
     )
     where, fix = at(flag="coach.per_minute"), "raise one of the two, or lower --rollout.batch_size"
     return [Problem("coach.too_slow", where, got, fix=fix, severity="warning")]

@@ -100,10 +100,9 @@ class CoachPrograms:
         """Returns what the coach is told of them."""
         return (
             f"Before your verdict you may run Python programs, {self.most} at most: end an answer "
-            "that holds no verdict yet with "
-            "one in a block that begins with ```python, and you are shown what it prints. It works "
-            "in a sandbox, on copies of the "
-            "files that are listed above; what it changes is not kept."
+            "that holds no verdict yet with one in a block that begins with ```python, and you are "
+            "shown what it prints. It works in a sandbox, on copies of the files that are listed "
+            "above; what it changes is not kept."
         )
 
 

@@ -164,9 +164,8 @@ class PluginContract(ToolContract):
         once_more = _rewards(_credited(plan, _trajectories(plan.run)))
         assert _close(again, once_more), (
             "the same trajectories in the same order are credited otherwise the second time: the "
-            "plugin draws at random, or keeps "
-            "what marl_state does not return and marl_restore does not bring back, so that a "
-            "resumed run would differ"
+            "plugin draws at random, or keeps what marl_state does not return and marl_restore "
+            "does not bring back, so that a resumed run would differ"
         )
         assert _close(first, other), "the rewards of the same trajectories in another order differ"
 
@@ -183,8 +182,7 @@ class PluginContract(ToolContract):
         }
         assert together == apart, (
             "marl_credit is given one trajectory or more, and makes something else of a whole step "
-            "than of its trajectories; "
-            "write marl_credit_step"
+            "than of its trajectories; write marl_credit_step"
         )
         assert _states(plan) == _states(single), (
             "after marl_credit the plugin's state depends on how a step is handed to it"

@@ -163,9 +163,8 @@ class ToolContract(Subject):
                 "trajectory; await what takes long, or call it by asyncio.to_thread"
             )
             assert result.bytes <= LARGEST_ANSWER_BYTES, (
-                f"tool {tool.name!r} answered {text!r} with {result.bytes} bytes, which become "
-                "a model's context; cut it to "
-                f"{LARGEST_ANSWER_BYTES} or fewer"
+                f"tool {tool.name!r} answered {text!r} with {result.bytes} bytes, which become a "
+                f"model's context; cut it to {LARGEST_ANSWER_BYTES} or fewer"
             )
 
     @with_tools
@@ -199,8 +198,7 @@ class ToolContract(Subject):
                 continue
             assert result.ok, (
                 f"tool {tool.name!r} answered ok=False to {text!r} while network and processes "
-                "were unavailable "
-                f"({result.output}); raise InfrastructureFailure"
+                f"were unavailable ({result.output}); raise InfrastructureFailure"
             )
 
     @with_tools
@@ -275,8 +273,7 @@ async def answer(tool: Tool, text: str, call: ToolCall | None = None) -> ToolRes
     except Exception as error:  # the plugin's own code, of any kind
         raise AssertionError(
             f"{of} raised {type(error).__name__}: {error}; a call that fails through the agent's "
-            "fault is an answer with "
-            "ok=False, and a tool that is down raises InfrastructureFailure"
+            "fault is an answer with ok=False, and a tool that is down raises InfrastructureFailure"
         ) from error
     assert isinstance(result, ToolResult), (
         f"{of} gave {type(result).__name__}, expected a ToolResult"

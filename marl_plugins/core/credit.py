@@ -80,10 +80,8 @@ class ActionScores:
         now, then = ("no action was", "some were") if self.known else ("actions were", "none was")
         return (
             f"step {step}: {now} scored by {who} (marl_score_action), and in step {self.shown_in} "
-            f"{then}, so that rewards would "
-            "change from scores to outcomes or back; score actions in every step or in none, and "
-            "where a verdict is missing "
-            "return None from an awaitable"
+            f"{then}, so that rewards would change from scores to outcomes or back; score actions "
+            "in every step or in none, and where a verdict is missing return None from an awaitable"
         )
 
 
@@ -129,9 +127,8 @@ def check_rewards(plugin: str, hook: str, trajectories: Iterable[Trajectory]) ->
             ):
                 raise RunPaused(
                     f"plugin {plugin}: {hook} gave action "
-                    f"{trajectory.task.id}/{trajectory.sample}/{action.path} the "
-                    f"reward {reward!r:.80}; expected a finite number, or None to leave the action "
-                    "out"
+                    f"{trajectory.task.id}/{trajectory.sample}/{action.path} the reward "
+                    f"{reward!r:.80}; expected a finite number, or None to leave the action out"
                 )
 
 

@@ -56,8 +56,7 @@ class Demonstration:
         if len(self.shown) != len(self.said) - 1:
             raise ValueError(
                 f"a demonstration of role {self.role!r} has {len(self.said)} answers and "
-                f"{len(self.shown)} tool results in "
-                "between; there must be one fewer"
+                f"{len(self.shown)} tool results in between; there must be one fewer"
             )
 
 

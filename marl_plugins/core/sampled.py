@@ -117,9 +117,8 @@ class SampledActions:
         if missing := [t for t in trajectories if t not in same]:
             count = f"{len(missing)} of {len(trajectories)} trajectories"
             raise RunPaused(
-                f"plugin {plugin}: {hook} removed {count}, the first {missing[0].name}; "
-                "return what it is given, and leave "
-                "actions out by the reward None"
+                f"plugin {plugin}: {hook} removed {count}, the first {missing[0].name}; return "
+                "what it is given, and leave actions out by the reward None"
             )
         self.check(plugin, hook, trajectories)
 

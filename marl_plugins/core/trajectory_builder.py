@@ -402,8 +402,7 @@ def check_continues(role: str, action: object, known: Mapping[str, Action]) -> N
     if action.role != role:
         raise InvalidCall(
             f"role {role!r} cannot continue a conversation of role {action.role!r}; give that "
-            "action as a field, and in "
-            f"`continues` the last action of role {role!r} itself",
+            f"action as a field, and in `continues` the last action of role {role!r} itself",
             None,
         )
 

@@ -44,8 +44,7 @@ STORE_BYTES_PER_SECOND = 2.3e9
 2.2e9 on an H200 (docs/gpu_results.md, `ways`)."""
 ASSUMES = (
     "H100 at a third of its peak and half of its bandwidth; every answer as long as it may be; "
-    "bfloat16 and Adam; without "
-    "activations, logits, KV cache, tools and coach"
+    "bfloat16 and Adam; without activations, logits, KV cache, tools and coach"
 )
 SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s?([bm])(?![a-z])", re.IGNORECASE)
 

@@ -53,8 +53,7 @@ def check_tasks(plan: Plan) -> list[Problem]:
                 "tasks.too_few",
                 got=(
                     f"{len(train)} tasks x {run.args.rollout.n_samples_per_prompt} samples are "
-                    "fewer trajectories "
-                    "than one optimiser step takes (--train.batch_size "
+                    "fewer trajectories than one optimiser step takes (--train.batch_size "
                     f"{run.args.train.batch_size})"
                 ),
                 flags=("train.batch_size",),
@@ -112,8 +111,7 @@ def _in_both(run: Run, train: Sequence[Task], evaluation: Sequence[Task]) -> Ite
         named = f"{', '.join(pairs[:MOST_NAMED])}{' and others' if len(pairs) > MOST_NAMED else ''}"
         got = (
             f"{len(same)} of {len(evaluation)} evaluation tasks are in the training data too: "
-            f"{named}, the first "
-            f"{same[0][0].prompt[:80]!r}"
+            f"{named}, the first {same[0][0].prompt[:80]!r}"
         )
         fix = "what was trained on proves nothing: remove them from one of the two"
         yield Problem("tasks.leaked", got=got, fix=fix)
@@ -220,9 +218,8 @@ def _text_warnings(split: str, tasks: list[Task]) -> list[Problem]:
         Problem(
             "tasks.contradict",
             at(task=unclear[0].id),
-            f"{len(unclear)} of {len(tasks)} {split} tasks have the prompt of another one and "
-            "a different label, as this one "
-            f"has: {unclear[0].prompt!r:.80}",
+            f"{len(unclear)} of {len(tasks)} {split} tasks have the prompt of another one and a "
+            f"different label, as this one has: {unclear[0].prompt!r:.80}",
             fix="tell the agents what differs, or keep one of them",
             severity="warning",
         )

@@ -52,9 +52,8 @@ def check_async(run: Run) -> Iterator[Problem]:
     ]:
         got = (
             f"rows are {'up to ' * is_partial(run.args)}{queue} version{'s' if queue > 1 else ''} "
-            "old, and their ratio is that of "
-            "the weights in an update and before it, both by the trainer: it is 1 at first, "
-            "whatever weights sampled the row"
+            "old, and their ratio is that of the weights in an update and before it, both by the "
+            "trainer: it is 1 at first, whatever weights sampled the row"
         )
         fix = (
             f"set --{CORRECTION} token to weigh each token by the weights before the update over "

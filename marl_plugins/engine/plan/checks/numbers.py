@@ -28,9 +28,8 @@ def check_numbers(run: Run, trees: bool) -> Iterator[Problem]:
             "plan.batch",
             got=(
                 f"a step has {run.trajectories} trajectories (--rollout.batch_size "
-                f"{args.rollout.batch_size} x "
-                f"--rollout.n_samples_per_prompt {args.rollout.n_samples_per_prompt}), which "
-                "--train.batch_size "
+                f"{args.rollout.batch_size} x --rollout.n_samples_per_prompt "
+                f"{args.rollout.n_samples_per_prompt}), which --train.batch_size "
                 f"{args.train.batch_size} (trajectories per optimiser step) does not divide"
             ),
             flags=("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size"),
@@ -114,8 +113,7 @@ def _batching(device: str, a: Any) -> Iterator[Problem]:
                 "lengths.micro_batch",
                 at(flag=flag),
                 f"{tokens} is under --data.max_len {a.data.max_len}: a conversation of that length "
-                "would fit into no "
-                "micro-batch",
+                "would fit into no micro-batch",
                 fix="raise it, or lower --data.max_len",
                 flags=(flag, "data.max_len"),
             )

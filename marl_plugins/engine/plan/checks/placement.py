@@ -39,8 +39,7 @@ def _shared(device: str, a: Any) -> Iterator[Problem]:
             "devices.colocated",
             got=(
                 "--train.colocate_all puts engines and training on the same devices: "
-                f"{engine_gpus(a)} "
-                f"(--vllm.num_engines x --vllm.tensor_parallel_size) {ranks}"
+                f"{engine_gpus(a)} (--vllm.num_engines x --vllm.tensor_parallel_size) {ranks}"
             ),
             flags=("train.colocate_all", "vllm.num_engines", "vllm.tensor_parallel_size"),
         )
@@ -61,8 +60,7 @@ def _shared(device: str, a: Any) -> Iterator[Problem]:
             "devices.reference",
             got=(
                 f"--{flag} puts the reference on the policy's devices: {reference} "
-                "(--ref.num_nodes x "
-                f"--ref.num_gpus_per_node) {ranks}"
+                f"(--ref.num_nodes x --ref.num_gpus_per_node) {ranks}"
             ),
             fix="leave these flags out, the reference then has as many processes as the policy",
             flags=(flag, "ref.num_nodes", "ref.num_gpus_per_node"),
@@ -91,8 +89,7 @@ def _on_gpus(a: Any) -> Iterator[Problem]:
                 "devices.ring_size",
                 at(flag="ds.ring_attn_size"),
                 f"{same} ranks share a sequence, and {count} (--{model}.num_nodes x "
-                f"--{model}.num_gpus_per_node) is no multiple "
-                "of that",
+                f"--{model}.num_gpus_per_node) is no multiple of that",
                 flags=("ds.ring_attn_size", f"{model}.num_gpus_per_node"),
             )
 
