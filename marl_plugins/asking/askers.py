@@ -40,9 +40,8 @@ class Askers:
             RunPaused: They are missing because the budget is spent.
         """
         spent = next((spent for asker in self.by_member.values() if (spent := asker.spent())), None)
-        if spent and (
-            missing or len(self.by_member) > 1
-        ):  # of several the others may have answered
+        # of several the others may have answered
+        if spent and (missing or len(self.by_member) > 1):
             raise RunPaused(f"the coach's budget is spent: {spent}; raise it to continue")
         if len(missing) <= self.most_missing * len(judged):
             return False

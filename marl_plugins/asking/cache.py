@@ -180,9 +180,8 @@ class KeptAnswers:
         return judgement
 
     def put(self, key: str, judgement: Judgement) -> None:
-        if (
-            self.files
-        ):  # otherwise nothing is kept; what is asked twice at the same time is asked once anyway
+        # otherwise nothing is kept; what is asked twice at the same time is asked once anyway
+        if self.files:
             self.known[key] = judgement
             self._append(key, judgement)
 

@@ -120,9 +120,8 @@ def address_problems(url: str, where: Where) -> list[Problem]:
             and (place.port is None or place.port > 0)
         ):
             return []
-    except (
-        ValueError
-    ):  # a port that is no number: a / or # in a password ends the address before it
+    # a port that is no number: a / or # in a password ends the address before it
+    except ValueError:
         pass
     return [
         Problem(

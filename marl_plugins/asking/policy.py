@@ -61,9 +61,8 @@ def derived_nonce(run_seed: int) -> Callable[[JudgeRequest], str]:
     """Returns a word for each request, derived from it and the run's seed."""
 
     def nonce(request: JudgeRequest) -> str:
-        question = json.dumps(
-            request.prompt("", "text")
-        )  # in ASCII: a text may hold half a surrogate pair
+        # in ASCII: a text may hold half a surrogate pair
+        question = json.dumps(request.prompt("", "text"))
         return f"{derive_seed(run_seed, 'nonce', question):08x}"
 
     return nonce

@@ -125,9 +125,8 @@ def marl_configure(run: Run) -> list[Problem]:
     by_role = [coach.rubric for coach in rubrics.values()]
     wrong = [*check_stages(state.stages.stages, by_role, len(rubrics) < len(coaches))]
     problems += wrong
-    for name, rubric in (
-        rubrics.items() if not wrong else ()
-    ):  # weights of 0 may leave nothing to judge by
+    # weights of 0 may leave nothing to judge by
+    for name, rubric in rubrics.items() if not wrong else ():
         place = f"coach.members.{name}" if name else f"--coach.rubric {run.args.coach.rubric}"
         problems += try_rubric(run, rubric, place)
     if len(rubrics) < len(coaches):

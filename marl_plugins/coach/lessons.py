@@ -121,9 +121,7 @@ def _answer_of(
     text: str,
 ) -> JudgeAnswer:
     """Reads what a judge has said of an action."""
-    changes = tuple(
-        (first, version) for first, version in generation.get("changes", ())
-    )  # absent in steps saved before
+    changes = tuple((first, version) for first, version in generation["changes"])
     ids, logprobs = tuple(generation["ids"]), tuple(generation["logprobs"])
     sampled = Generation(**{**generation, "ids": ids, "logprobs": logprobs, "changes": changes})
     return JudgeAnswer(policy, action, Answer(tuple(context_ids), sampled, text), score)

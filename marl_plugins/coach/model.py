@@ -112,9 +112,8 @@ def _request(
             correcting.taken_out(text, nonce) if corrections and form == "text" else (text, None)
         )
         parsed = verdict.parse(rest, nonce, form, last)
-        if (
-            parsed is None or parsed.runs or (parsed.correction is not None and not corrections)
-        ):  # not asked for
+        # not asked for
+        if parsed is None or parsed.runs or (parsed.correction is not None and not corrections):
             return None
         values = parsed.model_dump(exclude={"runs"})
         if block is not None:

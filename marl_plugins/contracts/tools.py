@@ -234,9 +234,8 @@ class ToolContract(Subject):
         it is, nor on what was called before."""
         for tool, text in self._examples(tools, self.calls) if self.deterministic else ():
             first = said(await answer(tool, text))
-            other = said(
-                await answer(tool, text, ToolCall(text, "t1", 3, 2))
-            )  # a workflow's, of another trajectory
+            # a workflow's, of another trajectory
+            other = said(await answer(tool, text, ToolCall(text, "t1", 3, 2)))
             assert first == other, (
                 f"tool {tool.name!r} answered {first} to {text!r}, and then {other}"
             )

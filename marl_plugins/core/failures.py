@@ -128,9 +128,8 @@ def is_from_outside(error: BaseException) -> bool:
         )
     except RuntimeError:  # no event loop is running
         return True
-    return any(
-        task and task.cancelling() for task in tasks
-    )  # asyncio makes a cancellation of the first Ctrl-C
+    # asyncio makes a cancellation of the first Ctrl-C
+    return any(task and task.cancelling() for task in tasks)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -81,9 +81,8 @@ def replacing(file: Path, flag: str) -> Iterator[Path]:
             Problem("files.unwritable", at(flag=flag, file=file), got)
         ) from None
     finally:
-        with contextlib.suppress(
-            OSError
-        ):  # where nothing can be written, nothing can be removed either
+        # where nothing can be written, nothing can be removed either
+        with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
 
 

@@ -122,9 +122,8 @@ def _package(folder: Path) -> str:
     """Returns the name of the package that stands for a folder, with or without an `__init__.py`;
     another folder has another."""
     name = f"{FOLDERS}{hashlib.blake2b(str(folder).encode(), digest_size=6).hexdigest()}"
-    sys.path_importer_cache.pop(
-        str(folder), None
-    )  # it may not know of a file that has just been written
+    # it may not know of a file that has just been written
+    sys.path_importer_cache.pop(str(folder), None)
     if name not in sys.modules:
         if (start := folder / "__init__.py").is_file():
             _module(name, start, [str(folder)])

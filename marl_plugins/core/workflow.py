@@ -425,9 +425,8 @@ async def run_workflow(
         try:
             returned = await workflow(task, Roles(calls), Tools(builder))
         except AgentFailure:
-            if (
-                not builder.trajectory.actions
-            ):  # else the agents may have failed before a call could be awaited
+            # else the agents may have failed before a call could be awaited
+            if not builder.trajectory.actions:
                 await calls.refuse_forgotten()
             raise
         calls.refuse_unawaited(returned, "run returns", None)

@@ -161,9 +161,8 @@ def build(
             build(item, path, (*key, str(n)), origins, loader) for n, item in enumerate(node.value)
         ]
     value = loader.construct_object(node)
-    if (
-        isinstance(value, str) and isinstance(node, yaml.ScalarNode) and node.style is None
-    ):  # YAML 1.1 reads 1e-6 as a string
+    # YAML 1.1 reads 1e-6 as a string
+    if isinstance(value, str) and isinstance(node, yaml.ScalarNode) and node.style is None:
         with suppress(ValueError):
             if any(c in value for c in "eE") and value[0] in "+-.0123456789":
                 return float(value)

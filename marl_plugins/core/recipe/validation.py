@@ -165,9 +165,8 @@ def _annotation(annotation: Any, below: Sequence[str]) -> Any:
     step, rest = below[0], below[1:]
     if _is_model(annotation):
         field = _fields(annotation).get(step)
-        of_any_name = get_type_hints(annotation).get(
-            "__pydantic_extra__"
-        )  # the type of entries, dict[str, ...]
+        # the type of entries, dict[str, ...]
+        of_any_name = get_type_hints(annotation).get("__pydantic_extra__")
         return _annotation(field.annotation, rest) if field else _annotation(of_any_name, below)
     if get_origin(annotation) in (dict, list):
         return _annotation(get_args(annotation)[-1], rest)

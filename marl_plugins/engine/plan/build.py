@@ -250,9 +250,8 @@ def read_request(
     if options.mapping is not None:
         recipe = _remap(recipe, options.mapping)
         origins.lines = {k: v for k, v in origins.lines.items() if k[:1] != ("mapping",)}
-    if recipe.tasks and any(
-        f.name == "data.prompt_dataset" for f in command_line
-    ):  # the command line beats the recipe
+    # the command line beats the recipe
+    if recipe.tasks and any(f.name == "data.prompt_dataset" for f in command_line):
         recipe = recipe.model_copy(update={"tasks": None})
     return PlanRequest(options, flags, plugins, recipe, sections, origins, folder)
 
@@ -321,9 +320,8 @@ def with_policies(run: Run, request: PlanRequest, flags: Flags, problems: Proble
     policy_args: dict[str, SimpleNamespace] = {}
     refused: dict[str, list[Problem]] = {}
     printed: list[Problem] = []
-    for policy in sorted(
-        policies, key=lambda p: bool(p.follows)
-    ):  # those last, because they have another one's model
+    # those last, because they have another one's model
+    for policy in sorted(policies, key=lambda p: bool(p.follows)):
         args = flags.policy_args(own[policy.name])
         problems += _model_flags(policy, own[policy.name])
         if policy.follows in policy_args:
@@ -334,9 +332,8 @@ def with_policies(run: Run, request: PlanRequest, flags: Flags, problems: Proble
             part.model_name_or_path = part.model_name_or_path and place_of(part.model_name_or_path)
         attention = args.ds.attn_implementation
         refused[policy.name], warnings = upstream_cli.validate(args, flags.root)
-        if (
-            run.device == "cpu"
-        ):  # where packing does without flash attention, on which upstream insists
+        # where packing does without flash attention, on which upstream insists
+        if run.device == "cpu":
             args.ds.attn_implementation = attention
             warnings = [warning for warning in warnings if "flash_attention" not in warning.got]
         printed += warnings

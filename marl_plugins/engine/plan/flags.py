@@ -308,9 +308,8 @@ def check_flag(
 def parse_alone(flag: GivenFlag, parser: argparse.ArgumentParser) -> list[Problem]:
     """Returns the problems that parsing one flag reports, with its place."""
     try:
-        with users_code(
-            at(flag=flag.name), place=at(line=flag.where)
-        ):  # a plugin's `type` may raise anything
+        # a plugin's `type` may raise anything
+        with users_code(at(flag=flag.name), place=at(line=flag.where)):
             _, rest = parser.parse_known_args(flag.argv)
     except ConfigurationError as error:
         problems = [p if p.names("line") else p.within(line=flag.where) for p in error.problems]

@@ -32,9 +32,8 @@ def policies_of(plugins: Plugins, run: Run) -> list[Policy]:
     right = isinstance(answer, list | tuple) and all(
         isinstance(p, Policy) and isinstance(p.model, str) for p in answer
     )
-    if right and (
-        answer or not owners
-    ):  # a mapping of no role to any policy is reported with the roles
+    # a mapping of no role to any policy is reported with the roles
+    if right and (answer or not owners):
         return list(answer)
     expected = (
         "a list of Policy of marl_plugins.core.policy, one at least, each with the name of "

@@ -54,9 +54,8 @@ def engine_signature(args: SimpleNamespace) -> dict[str, Any]:
         "train.full_determinism_enable": args.train.full_determinism_enable,
     }
     model = args.actor.model_name_or_path
-    adapters = (
-        {"adapters of": model} if args.ds.lora.rank else {}
-    )  # another model's would change their weights too
+    # another model's would change their weights too
+    adapters = {"adapters of": model} if args.ds.lora.rank else {}
     return {**_of_model(model), **adapters, **{f"--{name}": value for name, value in flags.items()}}
 
 

@@ -348,9 +348,8 @@ def is_mistake(error: BaseException) -> bool:
     """Returns whether an exception says that a name is wrong: no answer raises it, and whoever
     catches it seldom means to."""
     frames = traceback.extract_tb(error.__traceback__)[-1:]
-    if any(
-        frame.filename.startswith("<") for frame in frames
-    ):  # of a program of an agent's, in `exec`
+    # of a program of an agent's, in `exec`
+    if any(frame.filename.startswith("<") for frame in frames):
         return False
     if isinstance(error, NotInRecipe):
         return error.written
@@ -437,9 +436,8 @@ def sort_out(tries: Tries, what: str, *, sure: bool) -> tuple[list[Problem], lis
                 [f for f in others if (f.place, f.kind) == (failure.place, failure.kind)]
                 for _, others in tries
             ]
-            always = all(same) and not any(
-                WORD in f.text for others in same for f in others
-            )  # such as the key of a table
+            # such as the key of a table
+            always = all(same) and not any(WORD in f.text for others in same for f in others)
             if failure.certain:
                 wrong.setdefault((failure.place, failure.kind or failure.text), failure.mistake)
             elif sure and len(tries) > 1 and always and not failure.outside:

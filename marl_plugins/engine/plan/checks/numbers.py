@@ -104,9 +104,8 @@ def _batching(device: str, a: Any) -> Iterator[Problem]:
     """Packing and micro-batches by tokens where they cannot work."""
     if a.train.dynamic_batch_enable:
         limits = {"train.max_tokens_per_gpu": a.train.max_tokens_per_gpu}
-        if (
-            a.rollout.max_tokens_per_gpu != a.train.max_tokens_per_gpu
-        ):  # upstream's default is the same
+        # upstream's default is the same
+        if a.rollout.max_tokens_per_gpu != a.train.max_tokens_per_gpu:
             limits["rollout.max_tokens_per_gpu"] = a.rollout.max_tokens_per_gpu
         yield from [
             Problem(
