@@ -46,9 +46,7 @@ class Askers:
         if len(missing) <= self.most_missing * len(judged):
             return False
         for action in judged:
-            action.reward, action.terms, action.unscored = (
-                None,
-                {},
-                action.unscored or "coach_step_left_out",
-            )
+            action.reward = None
+            action.terms = {}
+            action.unscored = action.unscored or "coach_step_left_out"
         return True

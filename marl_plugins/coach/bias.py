@@ -397,9 +397,7 @@ def debias(monitor: BiasMonitor, step: Sequence[tuple[Trajectory, JudgedAction]]
     """Takes the bias of the steps before out of a step's scores, within [0, 1]."""
     corrections = monitor.corrections()
     for trajectory, judged in step:
-        action, excess = (
-            judged.action,
-            corrections.get(judged.action.role, {}).get(type_of(trajectory) or "", 0.0),
-        )
+        action = judged.action
+        excess = corrections.get(judged.action.role, {}).get(type_of(trajectory) or "", 0.0)
         if action.score is not None and excess:
             action.change_score(min(1.0, max(0.0, action.score - excess)), TERM)

@@ -68,10 +68,8 @@ class Stages:
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Takes a saved stage back; the last one where there are fewer stages than there were."""
-        self.index, self.outcome = (
-            min(record["index"], max(0, len(self.stages) - 1)),
-            record["outcome"],
-        )
+        self.index = min(record["index"], max(0, len(self.stages) - 1))
+        self.outcome = record["outcome"]
 
 
 def check_stages(

@@ -288,10 +288,8 @@ class PluginContract(ToolContract):
         estimator, rows = _estimator(plan), _rows(plan.run)
         if not estimator.affine:
             return
-        early, whole = (
-            _advantages(_estimator(self.plan), rows, early=True),
-            _advantages(estimator, rows),
-        )
+        early = _advantages(_estimator(self.plan), rows, early=True)
+        whole = _advantages(estimator, rows)
         assert _close(early, whole), (
             f"{type(estimator).__name__} says that it is affine, and its advantages are something "
             "else"

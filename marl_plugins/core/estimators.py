@@ -345,10 +345,8 @@ def check_estimator(
             "compares the samples of a task, of which there is one: "
             f"--rollout.n_samples_per_prompt {samples}"
         )
-        fix, flags = (
-            "at least 2 are needed, or every advantage is 0",
-            ("rollout.n_samples_per_prompt",),
-        )
+        fix = "at least 2 are needed, or every advantage is 0"
+        flags = ("rollout.n_samples_per_prompt",)
         problems.append(Problem("estimator.samples", where, got, fix=fix, flags=flags))
     if estimator.group_by != "task+role+turn" and turns > 1:
         got = (

@@ -44,10 +44,8 @@ class ForeignText:
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
-        template, added = (
-            str(tokenizer.chat_template),
-            getattr(tokenizer, "added_tokens_decoder", {}),
-        )
+        template = str(tokenizer.chat_template)
+        added = getattr(tokenizer, "added_tokens_decoder", {})
         self.special = {number: token.content for number, token in added.items() if token.special}
         """Spelling of each special token, by its id; nobody but a model itself says them."""
         self.control: dict[int, str] = self.special | {
@@ -56,10 +54,8 @@ class ForeignText:
             if token.content in template and _is_mark(token.content)
         }
         """Spelling of each control token, by its id."""
-        self._any, self._special = (
-            beginnings(self.control.values()),
-            beginnings(self.special.values()),
-        )
+        self._any = beginnings(self.control.values())
+        self._special = beginnings(self.special.values())
 
     def _pattern(self, role: str) -> re.Pattern[str]:
         """An assistant's own marks (calls, thinking) are not foreign where it says them."""

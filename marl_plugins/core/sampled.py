@@ -34,10 +34,8 @@ def unchangeable(generation: Generation, external: bool = False) -> Generation:
     Raises:
         ValueError: There is not one log-prob for each id.
     """
-    ids, logprobs = (
-        tuple(generation.ids),
-        tuple(generation.logprobs),
-    )  # of a tuple: the tuple itself
+    # of a tuple: the tuple itself
+    ids, logprobs = tuple(generation.ids), tuple(generation.logprobs)
     if len(ids) != len(logprobs) and not (external and not logprobs):
         raise ValueError(
             f"{len(ids)} ids were sampled with {len(logprobs)} log-probs; expected one for each"

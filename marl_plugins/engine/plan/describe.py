@@ -160,11 +160,9 @@ def _steps(plan: Plan) -> str:
     run, counted = plan.run, plan.counted
     if "steps" not in counted:
         return "known when the tasks are read, at the start"
-    tasks, size, episodes = (
-        counted["train"],
-        run.args.rollout.batch_size,
-        run.args.train.num_episodes,
-    )
+    tasks = counted["train"]
+    size = run.args.rollout.batch_size
+    episodes = run.args.train.num_episodes
     steps, rest = len(run.episode_steps(tasks)), tasks % size
     text = f"{tasks} tasks / {size} = {steps} steps an episode"
     if rest and steps > tasks // size:

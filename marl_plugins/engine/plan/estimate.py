@@ -168,10 +168,8 @@ def training_memory(
     alone, for all of them.
     """
     ranks, stage = training_gpus(args), args.ds.zero_stage
-    weights, gradients = (
-        2 * size / (ranks if stage == 3 else 1),
-        2 * size / (ranks if stage >= 2 else 1),
-    )
+    weights = 2 * size / (ranks if stage == 3 else 1)
+    gradients = 2 * size / (ranks if stage >= 2 else 1)
     if args.ds.lora.rank:
         return {"weights": weights}, {}
     # in float32 weights and two moments; on the host (stage_1_and_2.py of 0.19.6) gradients, too,

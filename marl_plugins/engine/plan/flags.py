@@ -266,11 +266,9 @@ def check_flag(
     per_policy: bool,
 ) -> list[Problem]:
     """Returns what is wrong with one flag, parsed alone."""
-    where, entry, action = (
-        at(line=flag.where, flag=flag.name),
-        FLAGS.get(flag.name),
-        actions.get(flag.name),
-    )
+    where = at(line=flag.where, flag=flag.name)
+    entry = FLAGS.get(flag.name)
+    action = actions.get(flag.name)
     if action is None:
         typed = f"policy.{flag.policy}.{flag.name}" if flag.policy else flag.name
         return [
@@ -512,10 +510,8 @@ class Flags:
         entry = FLAGS.get(flag.name)
         if not entry or not entry.plugin or entry.plugin in self.plugins or flag.off:
             return []
-        got, fix = (
-            f"{entry.plugin} honours it, and takes no part",
-            f"add --plugin {entry.plugin}, or remove it",
-        )
+        got = f"{entry.plugin} honours it, and takes no part"
+        fix = f"add --plugin {entry.plugin}, or remove it"
         return [Problem("flags.no_plugin", at(line=flag.where, flag=flag.name), got, fix=fix)]
 
     def check_estimator(self, estimator: str) -> None:

@@ -57,10 +57,8 @@ class Plan:
             tasks = self.plugins.call_while_planning("marl_tasks", run=self.run, split=split) or []
             if not isinstance(tasks, Iterable):
                 owners = self.plugins.owners("marl_tasks")
-                where, expected = (
-                    at(plugin=owners, hook="marl_tasks", task=split),
-                    "a list of marl_plugins.Task",
-                )
+                where = at(plugin=owners, hook="marl_tasks", task=split)
+                expected = "a list of marl_plugins.Task"
                 raise ConfigurationError(
                     Problem("plugin.answer", where, f"{tasks!r:.80}", expected)
                 )

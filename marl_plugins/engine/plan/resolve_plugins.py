@@ -25,10 +25,8 @@ def policies_of(plugins: Plugins, run: Run) -> list[Policy]:
     Raises:
         ConfigurationError: A plugin's answer is something else.
     """
-    answer, owners = (
-        plugins.call_while_planning("marl_policies", run=run),
-        plugins.owners("marl_policies"),
-    )
+    answer = plugins.call_while_planning("marl_policies", run=run)
+    owners = plugins.owners("marl_policies")
     right = isinstance(answer, list | tuple) and all(
         isinstance(p, Policy) and isinstance(p.model, str) for p in answer
     )

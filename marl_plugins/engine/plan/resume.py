@@ -313,10 +313,8 @@ def with_resumption(plan: Plan, remarks: Sequence[Problem] = ()) -> tuple[Plan, 
 
 def taken(folder: Path, step: int, output: Path) -> Problem:
     """Returns the problem with a fresh start into a folder that holds a saved run."""
-    got, fix = (
-        f"{folder} holds a run saved at step {step}",
-        f"resume with: {how_to_resume(output)}, or choose another folder",
-    )
+    got = f"{folder} holds a run saved at step {step}"
+    fix = f"resume with: {how_to_resume(output)}, or choose another folder"
     return Problem("resume.taken", at(flag="ckpt.path"), got, fix=fix)
 
 

@@ -11,11 +11,9 @@ from marl_plugins.engine.hosts.devices import engine_gpus, training_gpus
 from marl_plugins.engine.manager import Plugins, applies
 from marl_plugins.engine.plan.describe import flag_value
 
-FLAG, QUEUE, CORRECTION = (
-    "train.async_enable",
-    "train.async_queue_size",
-    "algo.advantage.is_correction_level",
-)
+FLAG = "train.async_enable"
+QUEUE = "train.async_queue_size"
+CORRECTION = "algo.advantage.is_correction_level"
 PARTIAL, MAX_LAG = "train.partial_rollout_enable", "async.max_lag"
 SHARING = ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep")
 """Flags with which engines and training processes have their devices in turn."""

@@ -106,10 +106,8 @@ def check_adapters(run: Run) -> list[Problem]:
     """Returns the policies that are to be adapters where they cannot be."""
     ranks = {p.name: run.policy_args[p.name].ds.lora.rank for p in run.policies if p.trainable}
     whole = run.processes is not None and not run.processes.adapters
-    got, fix = (
-        "it is to be an adapter of its model, and in this run a policy is a whole model",
-        "add --plugin marl_plugins.adapters",
-    )
+    got = "it is to be an adapter of its model, and in this run a policy is a whole model"
+    fix = "add --plugin marl_plugins.adapters"
     refused = Problem("policies.adapter", at(flag="ds.lora.rank"), got, fix=fix)
     return with_policies_named(
         {name: [refused] if rank and whole else [] for name, rank in ranks.items()}

@@ -77,10 +77,8 @@ def _mapping(recipe: Recipe, origins: Origins) -> Iterator[Problem]:
 def _name(name: str, origins: Origins) -> Iterator[Problem]:
     where = at(line=origins.where("roles", name), role=name)
     if not re.fullmatch(NAME, name) or name.startswith("_"):
-        got, fix = (
-            "cannot be called",
-            "letters, digits and underscores only, a letter first, at most 64",
-        )
+        got = "cannot be called"
+        fix = "letters, digits and underscores only, a letter first, at most 64"
         yield Problem("roles.name", where, got, fix=fix)
 
 
