@@ -414,12 +414,6 @@ def test_a_tiny_models_tokens_are_counted_without_it(text):
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_that_is_empty(recipe):
-    recipe.edit("max_new_tokens: 16}", "stop: ['']}").refused(
-        ("roles.empty_stop", "recipe.yaml:3", "roles.solver.stop")
-    )
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

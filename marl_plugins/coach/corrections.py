@@ -170,12 +170,9 @@ def number(text: str) -> Fraction | None:
 
 def row_of(trajectory: Trajectory, action: Action) -> Row:
     """Returns what a row says of its action in any form."""
-    root = action
-    while root.before is not None:
-        root = root.before
     return {
         "prompt": [m for role, text in action.messages[:-1] for m in message(text, role)],
-        "tools": root.offered or None,
+        "tools": action.conversation[0].offered or None,
         "reason": encodable(action.explanation),
         **about(trajectory, action),
     }

@@ -33,7 +33,6 @@ OF_A_MEMBER = tuple(
     name for name in (*OF_A_MODEL, *OF_AN_ENDPOINT, *OF_A_POLICY) if name not in SHARED
 )
 BUDGETS = ("budget", "budget_tokens")
-MODELS = ("model", "policy")
 
 
 def members_of(run: Run) -> dict[str, CoachMemberConfig]:

@@ -281,25 +281,28 @@ class Action(SampledAction):
         return turns[::-1]
 
     @property
+    def conversation(self) -> list[Action]:
+        """The turns of the conversation up to this one, which is the last."""
+        turns = [self]
+        while turns[-1].before is not None:
+            turns.append(turns[-1].before)
+        return turns[::-1]
+
+    @property
     def opening(self) -> tuple[tuple[str, str], ...]:
         """The messages that the action's call began with, as (chat role, text), and the
         conversation before it; first, as `tools`, what the chat template offers."""
-        first = root = self
-        while root.before is not None:
-            root = root.before
-            first = root if root.call == self.call else first
-        offered = (("tools", root.offered),) if root.offered else ()
+        turns = self.conversation
+        first = next(turn for turn in turns if turn.call == self.call)
+        offered = (("tools", turns[0].offered),) if turns[0].offered else ()
         return (*offered, *(first.before.messages if first.before else ()), *first.shown)
 
     @property
     def messages(self) -> tuple[tuple[str, str], ...]:
         """The whole conversation, this action included, as (chat role, text)."""
-        turns = [self]
-        while turns[-1].before is not None:
-            turns.append(turns[-1].before)
         return tuple(
             message
-            for turn in reversed(turns)
+            for turn in self.conversation
             for message in (*turn.shown, ("assistant", turn.text))
         )
 

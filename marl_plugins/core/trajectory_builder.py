@@ -119,11 +119,8 @@ def digest_of_shown(turn: Turn | Action) -> str:
 def said_so_far(chat: ChatFormat, last: Action) -> list[dict[str, str]]:
     """Returns the messages of a conversation up to a turn, that included, as a chat template takes
     them."""
-    turns = [last]
-    while turns[-1].before is not None:
-        turns.append(turns[-1].before)
     messages: list[dict[str, str]] = []
-    for turn in reversed(turns):
+    for turn in last.conversation:
         messages += [{"role": role, "content": content} for role, content in turn.shown]
         messages.append({"role": "assistant", "content": chat.said_again(turn.generation.ids)})
     return messages

@@ -92,9 +92,6 @@ def _prompts(role: str, config: RoleConfig, origins: Origins, folder: Path) -> I
         except ConfigurationError as error:
             line, key = origins.where("roles", role, "examples"), f"roles.{role}.examples"
             yield from (p.within(line=line, key=key) for p in error.problems)
-    if "" in config.stop:
-        where = at(key=f"roles.{role}.stop")
-        yield Problem("roles.empty_stop", where, "'' occurs in every text", fix="remove it")
 
 
 def _prompt(path: Path) -> list[Problem]:
