@@ -306,7 +306,7 @@ WRONG = {
         "shop",
         "no table 'ordres'; did you mean 'orders'",
     ),
-    "no settings": ("shop.db", None, "tools.sql: expected a mapping of keys"),
+    "no settings": ("shop.db", None, "tools.sql: expected a mapping such as {database: shop.db}"),
 }
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.findings import missing_extra
 from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.recipe.addresses import wrong_address, wrong_variables
 from marl_plugins.core.redaction import shown_url
 from marl_plugins.sandbox.levels import choose, examine
-from marl_plugins.sandbox.opening import missing_extra
 from marl_plugins.sandbox.section import SandboxConfig
 
 
@@ -71,7 +71,7 @@ def _at_service(config: SandboxConfig, packages: bool) -> Iterator[Problem]:
             got,
             fix="what can be imported is the service's matter; remove one of the two",
         )
-    yield from missing_extra(isolation)
+    yield from missing_extra("fusion", "sandbox_fusion", isolation)
 
 
 def describe_sandbox(config: SandboxConfig) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from marl_plugins.core.command import Parser
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.findings import missing_extra
 from marl_plugins.core.machine_limits import usable_cores
 from marl_plugins.core.options import Number, at_least
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.sandbox.levels import LEVELS
-from marl_plugins.sandbox.opening import missing_extra
 from marl_plugins.sandbox.section import SandboxConfig
 
 ABOUT = """\
@@ -52,7 +52,7 @@ def main(words: Sequence[str]) -> int:
     if options.command is None:
         parser.print_help()
         return 0
-    if missing := missing_extra(at(command="openrlhf sandbox serve")):
+    if missing := missing_extra("fusion", "sandbox_fusion", at(command="openrlhf sandbox serve")):
         raise ConfigurationError(missing)
     from marl_plugins.sandbox.service import RequestLimits, serve
 

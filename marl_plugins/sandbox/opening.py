@@ -6,23 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem, Where, at
+from marl_plugins.core.findings import missing_extra
+from marl_plugins.core.problems import at
 from marl_plugins.sandbox.program import StartableSandbox
 from marl_plugins.sandbox.section import SandboxConfig
-
-NEEDED = ("sandbox_fusion", "aiohttp", "tenacity")
-"""Modules of the extra `fusion`."""
-
-
-def missing_extra(where: Where) -> list[Problem]:
-    """Returns that what a service needs is not installed, where that is so."""
-    missing = ", ".join(name for name in NEEDED if find_spec(name) is None)
-    got = f"{missing} not installed; pip install 'openrlhf-marl[fusion]'"
-    return [Problem("sandbox.extra", where, got)] if missing else []
 
 
 def back_end(
@@ -44,7 +34,7 @@ def back_end(
         return LocalSandbox(
             config, packages=packages, concurrency=concurrency, workspaces=workspaces
         )
-    if missing := missing_extra(at(key="tools.sandbox.isolation")):
+    if missing := missing_extra("fusion", "sandbox_fusion", at(key="tools.sandbox.isolation")):
         raise ConfigurationError(missing)
     from marl_plugins.sandbox.fusion import ServiceSandbox
 

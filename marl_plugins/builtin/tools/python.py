@@ -177,13 +177,14 @@ async def marl_stop(run: Run) -> None:
 @hookimpl
 def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> list[Finding]:
     """Runs three programs: a correct one, an endless one, one that needs too much memory."""
-    from marl_plugins.sandbox.opening import NEEDED
     from marl_plugins.sandbox.trial import try_sandbox
 
     python, sandbox = settings_of(run) if run is not None else (PythonToolConfig(), SandboxConfig())
     used = run is not None and _is_used(run)
     what = "a sandbox at a service, and `openrlhf sandbox serve`"
-    client = check_extra("fusion", NEEDED, what, used and sandbox.isolation == "service")
+    client = check_extra(
+        "fusion", ["sandbox_fusion"], what, used and sandbox.isolation == "service"
+    )
     if static:
         return [client]
     return [client, *try_sandbox(sandbox, python.limits, python.packages, used)]

@@ -121,7 +121,8 @@ def _read_one(path: Path, origins: Origins, expected: str) -> dict[str, Any]:
         node = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
         origins.lines[()] = (path, 1)
         if not isinstance(node, yaml.MappingNode):
-            got = "nothing" if node is None else f"a {node.id}"
+            kinds = {yaml.SequenceNode: "a list", yaml.ScalarNode: "a single value"}
+            got = kinds.get(type(node), "nothing")
             raise ConfigurationError(Problem("recipe.value", at(file=path), got, expected))
         values: dict[str, Any] = build(node, path, (), origins, yaml.SafeLoader(""))
         return values
