@@ -72,7 +72,8 @@ COMMANDS = {
         ),
     ],
     "Two tasks of Sandbox-RL": [
-        f"learning {s} --arms trained frozen" for s in ("trading", "spread")
+        *(f"learning {s} --arms trained frozen" for s in ("trading", "spread")),
+        "temperatures trading --seeds 0",
     ],
     "Peers that share their attempts": [
         "learning swarm --arms trained frozen",

@@ -91,7 +91,7 @@ PLANNED = {
     "laptop": "runs of an hour; tests/engines/test_laptop.py has two steps of one",
     "robustness": "twenty steps beside an endpoint that fails",
     "startup": "a whole run on three engines; tests/engines has many",
-    "temperatures": "25 runs of 20 steps a seed, and none is recorded",
+    "temperatures": "25 runs of 20 steps a seed; benchmarks.claims reads those that are recorded",
     "upstream_loop": "fourteen steps of upstream's trainer and of ours; tests/engines compares "
     "them step by step",
 }
