@@ -23,7 +23,10 @@ RUN = {
     "estimator": "reinforce",
     "warm_start": None,
     "flags": {"train.seed": 1},
+    "policy_flags": {},
     "plugins": {},
+    "recipe": {},
+    "files": {},
 }
 
 

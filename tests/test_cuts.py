@@ -322,7 +322,7 @@ FULL = """
     from marl_plugins.engine.records.read import RunReader, records
     from marl_plugins.engine.plan.resume import tag
 
-    RUN = {"roles": {}, "policies": {}, "plugins": {}, "flags": {}, "mapping": {}, "estimator": "reinforce", "warm_start": None}
+    RUN = {"roles": {}, "policies": {}, "plugins": {}, "flags": {}, "mapping": {}, "estimator": "reinforce", "warm_start": None, "policy_flags": {}, "recipe": {}, "files": {}}
     os.fsync = lambda descriptor: None  # as in all tests (conftest.py): what is full says so when it is written
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     ended = 0

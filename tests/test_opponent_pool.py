@@ -48,7 +48,10 @@ RUN = {
     "estimator": "reinforce",
     "warm_start": None,
     "flags": {},
+    "policy_flags": {},
     "plugins": {},
+    "recipe": {},
+    "files": {},
 }
 
 

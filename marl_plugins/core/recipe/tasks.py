@@ -63,12 +63,14 @@ class Fields:
 
 
 class FileTasks(list[Task]):
-    """Tasks of a file, with the file and the fields that they were taken from."""
+    """Tasks of a file, with the file, the fields that they were taken from, and the place of each
+    for messages."""
 
-    def __init__(self, tasks: Iterable[Task], path: Path, fields: Fields):
+    def __init__(self, tasks: Iterable[Task], path: Path, fields: Fields, places: Sequence[str]):
         super().__init__(tasks)
         self.path = path
         self.fields = fields
+        self.places = places
 
 
 def choose_fields(columns: Iterable[str], input_key: str | None, label_key: str | None) -> Fields:
@@ -175,7 +177,7 @@ def tasks_of(
         problems.append(Problem("tasks.empty_file", at(file=path), "no tasks in it"))
     if problems:
         raise ConfigurationError(first_of(problems, path))
-    return FileTasks(tasks, path, fields)
+    return FileTasks(tasks, path, fields, [where for where, _ in items])
 
 
 def _missing(fields: Fields, input_key: str | None, columns: Collection[str]) -> Iterator[Problem]:
