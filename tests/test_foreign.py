@@ -444,13 +444,6 @@ def test_a_template_of_channels_is_refused(gemma):
         build_plan(words_of(gemma, gemma))
 
 
-def test_a_template_that_never_ends_is_left_behind(gemma, monkeypatch):
-    monkeypatch.setattr("marl_plugins.engine.plan.user_code_thread.USER_CODE_SECONDS", 0.5)
-    rewritten(gemma, lambda _: "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3)
-    with refused(("models.template_refuses", "a")):
-        build_plan(words_of(gemma, gemma))
-
-
 def test_a_model_with_fewer_rows_than_tokens_is_refused(gemma):
     plan = build_plan(words_of(gemma, "tiny:positions=4096"))
     about = json.loads((gemma / "config.json").read_text())

@@ -50,6 +50,7 @@ KILLER = """
             updates[step].append(policy.name)
             if len(updates[step]) == 2:
                 updated[step].set()
+                await asyncio.sleep(0.2)  # until these answers have begun: then all engines are paused
             return done
         return work()
 """
