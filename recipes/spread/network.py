@@ -8,6 +8,7 @@ and they themselves do; a tie changes nothing.
 """
 
 import random
+from functools import cache
 
 from marl_plugins.grading import word
 
@@ -36,21 +37,7 @@ class Network:
     """
 
     def __init__(self, name):
-        rng = random.Random(f"spread {name}")
-        self.contacts = [{1}, {0}, *(set() for _ in NAMES[2:])]
-        ends = [0, 1]
-        for person in range(2, len(NAMES)):
-            while len(self.contacts[person]) < TIES:
-                self.contacts[person].add(rng.choice(ends))
-            for other in self.contacts[person]:
-                self.contacts[other].add(person)
-                ends += [person, other]
-        self.beliefs = [0] * len(NAMES)
-        for person in rng.sample(range(len(NAMES)), HEARD):
-            self.beliefs[person] = -1
-        self.meetings = [
-            {role: rng.sample(range(len(NAMES)), MET) for role in AGENTS} for _ in range(ROUNDS)
-        ]
+        self.contacts, self.beliefs, self.meetings = drawn(name)
 
     def fields(self, role, number):
         """What an agent is shown in a round."""
@@ -98,6 +85,26 @@ class Network:
     def corrected(self):
         """The share of the people who hold the correction; the undecided count half."""
         return sum(0.5 + belief / 2 for belief in self.beliefs) / len(NAMES)
+
+
+@cache  # a task is played, graded and credited again and again
+def drawn(name):
+    """The contacts of each person, what each believes at the start, and by round and role who is
+    met."""
+    rng = random.Random(f"spread {name}")
+    contacts = [{1}, {0}, *(set() for _ in NAMES[2:])]
+    ends = [0, 1]
+    for person in range(2, len(NAMES)):
+        while len(contacts[person]) < TIES:
+            contacts[person].add(rng.choice(ends))
+        for other in contacts[person]:
+            contacts[other].add(person)
+            ends += [person, other]
+    beliefs = [0] * len(NAMES)
+    for person in rng.sample(range(len(NAMES)), HEARD):
+        beliefs[person] = -1
+    meetings = [{role: rng.sample(range(len(NAMES)), MET) for role in AGENTS} for _ in range(ROUNDS)]
+    return contacts, beliefs, meetings
 
 
 def sign(number):
