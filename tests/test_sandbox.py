@@ -252,10 +252,10 @@ def test_a_program_that_has_not_begun_is_run_again(place):
 def test_a_program_that_ends_in_time_while_the_loop_is_busy_has_finished(place):
     async def work(sandbox):
         short = "open('begun', 'w')\nimport time\ntime.sleep(0.2)\nprint('done')"
-        running = asyncio.create_task(sandbox.run(Program(short, limits=Limits(seconds=1.0))))
+        running = asyncio.create_task(sandbox.run(Program(short, limits=Limits(seconds=5.0))))
         while not list(place.glob("*/*/workspace/begun")):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        time.sleep(1.2)  # noqa: ASYNC251
+        time.sleep(5.2)  # noqa: ASYNC251
         return await running
 
     got = opened(work)
