@@ -39,6 +39,8 @@ def as_text(value: Any, what: str, place: str | None) -> tuple[str, list[Action]
             value, or an item of a list, has no text of its own: an iterator, a function, a tool's
             result, an object of a class without `__str__`.
     """
+    if isinstance(value, str):
+        return str(value), []
     if isinstance(value, Action):
         return value.text, [value]
     if isinstance(value, list | tuple) and all(isinstance(item, Action | str) for item in value):
