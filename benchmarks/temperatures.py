@@ -35,15 +35,28 @@ TEAMS = {"spread": ("--cooperation.teams", CORRECT), "trading": ()}
 
 
 def gains(name: str, preset: str, seeds: Sequence[int], steps: int, out: Path) -> list[float]:
-    """The gain of the held-out outcome of each seed."""
+    """The gain of the held-out outcome of each seed.
+
+    Raises:
+        SystemExit: A run in `out` of the same recipe and seed begins elsewhere.
+    """
     recipe = str(recipes_root() / name / "tiny.yaml")
     words = ["--recipe", recipe, *PLUGINS, *TEAMS[name], "--cooperation.preset", preset]
     words += ["--max_steps", str(steps), "--eval.steps", str(max(1, steps // 4))]
-    arm = f"{name}-{preset}"
+    gained = []
     for seed in seeds:
-        train(arm, words, seed, out)
-    curves = [list(curve(out / f"{arm}-{seed}", "eval/outcome").values()) for seed in seeds]
-    return [statistics.fmean(values[1:][-3:]) - values[0] for values in curves]
+        run = f"{name}-{preset}-{seed}"
+        train(f"{name}-{preset}", words, seed, out)
+        first, *later = curve(out / run, "eval/outcome").values()
+        for other in out.glob(f"{name}-*-{seed}/bench.json"):
+            begun = next(iter(curve(other.parent, "eval/outcome").values()))
+            if begun != first:
+                raise SystemExit(
+                    f"{run} begins at {first}, {other.parent.name} at {begun}: another warm start, "
+                    "as of another machine; make the cells of a seed on one, without --recorded"
+                )
+        gained.append(statistics.fmean(later[-3:]) - first)
+    return gained
 
 
 def main() -> None:
