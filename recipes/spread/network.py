@@ -103,7 +103,9 @@ def drawn(name):
     beliefs = [0] * len(NAMES)
     for person in rng.sample(range(len(NAMES)), HEARD):
         beliefs[person] = -1
-    meetings = [{role: rng.sample(range(len(NAMES)), MET) for role in AGENTS} for _ in range(ROUNDS)]
+    meetings = [
+        {role: rng.sample(range(len(NAMES)), MET) for role in AGENTS} for _ in range(ROUNDS)
+    ]
     return contacts, beliefs, meetings
 
 
