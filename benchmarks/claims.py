@@ -74,7 +74,7 @@ COMMANDS = {
     "Two tasks of Sandbox-RL": [
         *(f"learning {s} --arms trained frozen" for s in ("trading", "spread")),
         "temperatures trading --seeds 0",
-        "temperatures spread --seeds 0 --factors 0 0.5 1",
+        "temperatures spread --seeds 0",
     ],
     "Peers that share their attempts": [
         "learning swarm --arms trained frozen",
