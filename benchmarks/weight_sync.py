@@ -23,6 +23,7 @@ import statistics
 import sys
 import time
 from typing import Any
+from unittest.mock import patch
 
 from marl_plugins.engine.hosts import cpu
 
@@ -136,7 +137,7 @@ async def large(gigabytes: float, with_model: bool) -> None:
     from marl_plugins.engine.plan.build import build_plan
     from marl_plugins.engine.plan.estimate import store_bytes
     from marl_plugins.engine.processes import cluster
-    from marl_plugins.engine.processes.engines import RestartBudget, substituted
+    from marl_plugins.engine.processes.engines import RestartBudget
     from marl_plugins.engine.processes.pieces import PIECE_BYTES, piece_of
     from marl_plugins.engine.runtime.policy import UpstreamPolicy, start
     from marl_plugins.engine.runtime.session import Session
@@ -150,7 +151,7 @@ async def large(gigabytes: float, with_model: bool) -> None:
     needed = store_bytes(run.run)
     if not with_model:  # for pieces that no policy of the run has
         needed += int(gigabytes * 1e9)
-    larger = substituted(cluster, store_bytes=lambda run: needed)
+    larger = patch.object(cluster, "store_bytes", lambda run: needed)
     with larger, cluster.ray_cluster(run.run, False, None):
         session = Session(run)
         name = run.run.policies[0].name

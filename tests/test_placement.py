@@ -102,7 +102,8 @@ def test_a_cluster_with_too_few_devices_or_cpus_is_refused_at_the_start(
     """Ray would wait for them for ever."""
     for resources in ("cluster_resources", "available_resources"):
         monkeypatch.setattr(ray, resources, lambda: {"GPU": float(gpus), "CPU": float(cpus)})
-    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"GPU": 1.0}}] * gpus)
+    node = {"NodeID": "here", "Alive": True, "Resources": {"GPU": 1.0}}
+    monkeypatch.setattr(ray, "nodes", lambda: [node])
     if code is None:
         _check_devices(plan().run)
         assert not capsys.readouterr().err

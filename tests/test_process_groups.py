@@ -113,10 +113,11 @@ def test_seats_of_one_node_are_on_one_node(seats, nodes, of_nodes, fits, monkeyp
     together = {"GPU": sum(of_nodes), "CPU": 64, "object_store_memory": 2**40}
     monkeypatch.setattr(ray, "cluster_resources", lambda: together)
     monkeypatch.setattr(ray, "available_resources", lambda: together)
-    dead = {"Alive": False, "Resources": {"GPU": 100}}
-    monkeypatch.setattr(
-        ray, "nodes", lambda: [dead, *({"Alive": True, "Resources": {"GPU": n}} for n in of_nodes)]
-    )
+    nodes_of_ray = [
+        {"NodeID": str(number), "Alive": gpus < 100, "Resources": {"GPU": gpus}}
+        for number, gpus in enumerate([100, *of_nodes])
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes_of_ray)
     run = plan("--process_groups.seats", str(seats), "--process_groups.nodes", str(nodes)).run
     monkeypatch.setattr(
         "marl_plugins.engine.processes.cluster.needed_devices",

@@ -27,6 +27,7 @@ from marl_plugins.adapters.worker import RemoteSharedActor
 # inside: works in the training processes
 from marl_plugins.core.process_backend import TrainingSpec
 from marl_plugins.engine.hosts.devices import ranks_of_one_sequence, training_gpus
+from marl_plugins.engine.processes.launch import GroupOfOthers
 from marl_plugins.engine.processes.placement import bundles
 
 import ray  # isort: skip
@@ -52,13 +53,6 @@ class MemberHandle:
         streaming = {"num_returns": "streaming"} if method == "pieces" else {}
         call = self.process.call.options(**streaming)
         return SimpleNamespace(remote=functools.partial(call.remote, self.policy, method))
-
-
-class MemberGroup(RayActorGroup):  # type: ignore[misc]
-    """Upstream's group of an adapter's ranks, which live in processes that are there."""
-
-    def _initiate_actors(self, pg: Any, num_gpus_per_actor: float) -> None:
-        self._actor_handlers: list[MemberHandle] = []
 
 
 class SharedProcesses:
@@ -92,10 +86,10 @@ class SharedProcesses:
         """Returns Ray's handles of the processes, by rank."""
         return self.group._actor_handlers if self.group is not None else ()
 
-    def member(self, policy: str, args: SimpleNamespace) -> MemberGroup:
+    def member(self, policy: str, args: SimpleNamespace) -> RayActorGroup:
         """Returns an adapter's group."""
         nodes, each = args.actor.num_nodes, args.actor.num_gpus_per_node
-        group = MemberGroup(
+        group = GroupOfOthers(
             nodes, each, RemoteSharedActor, duplicate_actors=ranks_of_one_sequence(args)
         )
         group._actor_handlers = [MemberHandle(handle, policy) for handle in self.handles()]

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 # Installs the host support, before upstream is imported below.
 # inside: works in the training processes
@@ -28,7 +29,6 @@ from transformers import AutoModelForCausalLM
 from marl_plugins.adapters.blob import packed
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.engine.processes.engines import substituted
 from marl_plugins.engine.processes.master_port import MasterPort
 from marl_plugins.engine.processes.pieces import Piece
 
@@ -115,7 +115,7 @@ class AdapterActor(PolicyActor):
         ]:  # on a command line; PEFT knows the word alone, not in a list
             lora.target_modules = "all-linear"
         strategy.load_ckpt = functools.partial(strategy.load_ckpt, load_module_strict=False)
-        with substituted(upstream_model, AutoModelForCausalLM=self.shared):
+        with patch.object(upstream_model, "AutoModelForCausalLM", self.shared):
             super().init_model_from_pretrained(
                 strategy, pretrain, max_steps, None, False, extensions
             )

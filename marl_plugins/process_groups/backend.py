@@ -44,9 +44,9 @@ class SharedSeats(ProcessBackend):
         return states_together(run, self.seating)
 
     def check_cluster(self, run: Run) -> None:
-        import ray
+        from marl_plugins.engine.processes.nodes import living_nodes
 
-        of_nodes = [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
+        of_nodes = living_nodes().values()
         seats, nodes = self.seating.seats, self.seating.nodes
         if (
             self.devices(run) and sum(gpus // seats for gpus in of_nodes) < nodes

@@ -38,13 +38,11 @@ from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.hosts.devices import critic_gpus, ranks_of_one_sequence, training_gpus
 from marl_plugins.engine.hosts.prebuild import clear_abandoned_locks, extensions_folder
 from marl_plugins.engine.processes.deaths import DEATHS
-from marl_plugins.engine.processes.launch import all_streamed, not_started
+from marl_plugins.engine.processes.launch import GroupOfOthers, all_streamed, not_started
 from marl_plugins.engine.processes.placement import EnginePlace, ready
 from marl_plugins.engine.processes.watchdog import locate
 from marl_plugins.process_groups.seats import Grant, Seat, Seating, SeatRequest, Seats
 from marl_plugins.process_groups.worker import RemoteCriticActor, RemotePolicyActor
-
-from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
 
 SPARES_ON_GPUS = 2
 """In each seat. On CPU, where a spare is forked in no time, there is one; here it imports for ten
@@ -53,14 +51,6 @@ TOUCHED_BYTES = 2 * 10**9
 """Most bytes that a spare touches beforehand, and so holds while it waits."""
 MAX_DEAD_SPARES = 3
 """Spares that may die one after the other before one is ready."""
-
-
-class SeatedGroup(RayActorGroup):  # type: ignore[misc]
-    """Upstream's group, whose processes come and go. Whoever holds it meets those that are
-    there."""
-
-    def _initiate_actors(self, pg: Any, num_gpus_per_actor: float) -> None:
-        self._actor_handlers: list[Any] = []
 
 
 class SeatRoom:
@@ -274,8 +264,10 @@ class SeatedProcesses(TrainingProcesses):
         """Starts nothing: that waits until the policy computes for the first time."""
         same = ranks_of_one_sequence(self.args)
 
-        def group(size: Any, kind: Any) -> SeatedGroup:
-            return SeatedGroup(size.num_nodes, size.num_gpus_per_node, kind, duplicate_actors=same)
+        def group(size: Any, kind: Any) -> GroupOfOthers:
+            return GroupOfOthers(
+                size.num_nodes, size.num_gpus_per_node, kind, duplicate_actors=same
+            )
 
         self.groups["policy"] = group(self.args.actor, RemotePolicyActor)
         if critic_gpus(self.args):

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy
 import torch
@@ -65,16 +66,15 @@ class MemoryCheckpoints(CheckpointEngine):  # type: ignore[misc]
 def _kept_in_memory(engine: Any, files: dict[str, Any]) -> Iterator[str]:
     """Lets DeepSpeed save to and load from memory; yields a folder with empty files, among which it
     looks for names."""
-    before = engine.checkpoint_engine, engine.save_non_zero_checkpoint
-    engine.checkpoint_engine, engine.save_non_zero_checkpoint = MemoryCheckpoints(files), True
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, TAG).mkdir()
-            for name in files:
-                Path(folder, TAG, name).touch()
-            yield folder
-    finally:
-        engine.checkpoint_engine, engine.save_non_zero_checkpoint = before
+    kept: dict[str, Any] = {
+        "checkpoint_engine": MemoryCheckpoints(files),
+        "save_non_zero_checkpoint": True,
+    }
+    with patch.multiple(engine, **kept), tempfile.TemporaryDirectory() as folder:
+        Path(folder, TAG).mkdir()
+        for name in files:
+            Path(folder, TAG, name).touch()
+        yield folder
 
 
 def get_state(engine: Any, strategy: Any, extensions: Sequence[Any] = ()) -> Iterator[Part]:

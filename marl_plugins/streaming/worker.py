@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -130,12 +131,9 @@ class AccumulatedGradients(Extension):
     ) -> dict[str, Any]:
         if self.carried is None:
             return following(experience, kl_coef, number, counts)
-        loss = self.trainer.actor_loss_fn
-        self.trainer.actor_loss_fn = self.carried.in_loss(loss)
-        try:
+        loss = self.carried.in_loss(self.trainer.actor_loss_fn)
+        with patch.object(self.trainer, "actor_loss_fn", loss):
             return following(experience, kl_coef, number, self.carried.counted(counts))
-        finally:
-            self.trainer.actor_loss_fn = loss
 
     def fitted(self, status: dict[str, Any]) -> None:
         self.sums = self.carried = self.model = None

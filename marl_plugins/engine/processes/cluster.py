@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.problems import Problem
@@ -30,7 +31,7 @@ from marl_plugins.engine.hosts.prebuild import (
 from marl_plugins.engine.plan.devices import needed_cpus, needed_devices, shown_devices, too_few
 from marl_plugins.engine.plan.estimate import gb, store_bytes
 from marl_plugins.engine.processes import setup_worker
-from marl_plugins.engine.processes.nodes import nodes_examined
+from marl_plugins.engine.processes.nodes import living_nodes, nodes_examined
 from marl_plugins.engine.processes.private_folder import private_folder, short_path
 
 if TYPE_CHECKING:
@@ -322,36 +323,24 @@ def small_node(debug: bool) -> Iterator[None]:
     `ray.init` has no argument for any of it (node.py:1032, 1053, 1199, 1242; services.py:1873;
     2.55).
     """
-    import ray._private.utils
     from ray._private.node import Node
 
     def start_raylet(node: Node, *args: object, **options: object) -> None:
         node._ray_params.setup_worker_path = setup_worker.__file__
         start(node, *args, **options)
 
+    def error() -> ImportError:
+        return ImportError("not asked for")
+
     start = Node.start_raylet
     unread = ["start_api_server", "start_monitor", *([] if debug else ["start_log_monitor"])]
-    replaced: list[tuple[object, str, object]] = [
-        *((Node, name, lambda node, **options: None) for name in unread),
-        (Node, "start_raylet", start_raylet),
-        (
-            ray._private.utils,
-            "get_dashboard_dependency_error",
-            lambda: ImportError("not asked for"),
-        ),
-    ]
-    replaced = [
-        (owner, name, function) for owner, name, function in replaced if hasattr(owner, name)
-    ]
-    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    left_out: dict[str, Any] = dict.fromkeys(unread, lambda node, **options: None)
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    for owner, name, function in replaced:
-        setattr(owner, name, function)
-    try:
+    with (
+        patch.multiple(Node, create=True, start_raylet=start_raylet, **left_out),
+        patch("ray._private.utils.get_dashboard_dependency_error", error, create=True),
+    ):
         yield
-    finally:
-        for owner, name, function in kept:
-            setattr(owner, name, function)
 
 
 @contextmanager
@@ -483,9 +472,7 @@ def _check_devices(run: Run) -> None:
             f"others, at most {silence:g} s"
         )
         print(f"{message} (limits.silence_seconds)", file=sys.stderr)
-    largest = max(
-        (int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]), default=0
-    )
+    largest = max(living_nodes().values(), default=0)
     for policy in run.policies:
         if (size := run.policy_args[policy.name].vllm.tensor_parallel_size) > largest:
             message = (

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -23,12 +24,10 @@ from marl_plugins.engine.plan.signature import differences
 from marl_plugins.engine.processes.deaths import DEATHS
 from marl_plugins.engine.processes.mailbox import Mailbox
 from marl_plugins.engine.processes.placement import EnginePlace, ready, strategy
-from marl_plugins.engine.processes.request_queue import RequestQueue
+from marl_plugins.engine.processes.request_queue import Choose, RequestQueue
 from marl_plugins.engine.processes.watchdog import ProcessPlace, Watchdog, locate
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from ray import ObjectRef
     from ray.actor import ActorHandle
     from ray.util.placement_group import PlacementGroup
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 _STARTING = threading.Lock()
 
-Choose = Callable[[list["EngineProcess"]], "EngineProcess"]
 Restore = Callable[["ActorHandle"], Awaitable[None]]
 
 
@@ -62,6 +60,7 @@ class EngineProcess:
         self.groups, self.shared, self.number = groups, shared, number
         self.load = 0
         self.drained: asyncio.Future[None] | None = None
+        """Set once it has answered everything, where somebody waits for that."""
         self.home: EnginePool | None = None
         """The pool that it was started for, once it has left it."""
         self.where: ProcessPlace | None = None
@@ -151,7 +150,7 @@ class ServedPolicies:
         return lambda: [*before, *later[count:]]
 
 
-class EnginePool(ServedPolicies, RequestQueue[EngineProcess]):
+class EnginePool(ServedPolicies, RequestQueue):
     """The engines of a policy, and the requests that wait for one.
 
     Several policies may share a pool (`serve`), where an engine answers for each of them with its
@@ -480,19 +479,6 @@ def sampling_params(call: Call) -> SamplingParams:
     )
 
 
-@contextlib.contextmanager
-def substituted(module: ModuleType, **names: Any) -> Iterator[None]:
-    """Replaces module attributes for the length of a call; each use is a row of the seam table."""
-    before = {name: getattr(module, name) for name in names}
-    for name, value in names.items():
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(module, name, value)
-
-
 def start_engine(
     args: SimpleNamespace,
     place: EnginePlace | None,
@@ -539,14 +525,15 @@ def start_engine(
         groups.append(ready(group, seconds))
         return groups[-1]
 
-    substitutes = {
-        "RolloutRayActor": SimpleNamespace(options=options),
-        "placement_group": placement_group,
-        "batch_vllm_engine_call": lambda *arguments, **options: None,
-    }
+    substituted = patch.multiple(
+        upstream,
+        RolloutRayActor=SimpleNamespace(options=options),
+        placement_group=placement_group,
+        batch_vllm_engine_call=lambda *arguments, **options: None,
+    )
     # One at a time: two dead engines may be replaced at once, and the substitution holds for the
     # whole process.
-    with _STARTING, substituted(upstream, **substitutes):
+    with _STARTING, substituted:
         *_, handle = upstream.create_vllm_engines(
             count,
             args.vllm.tensor_parallel_size,

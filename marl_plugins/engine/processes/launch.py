@@ -74,9 +74,28 @@ class TrainingProcesses:
         Args:
             shared: The placement group that they share with the policy's engines, if they do.
         """
-        self.groups = start_groups(
-            self.args, self.on_cpu, shared, self._placements, self.silence, self.node
-        )
+        args = self.args
+        same = ranks_of_one_sequence(args)
+
+        def reserve(count: int) -> PlacementGroup:
+            # Upstream would make them, and wait for them without a limit (launcher.py:244-252).
+            self._placements.append(bundles(count, self.silence, self.node))
+            return self._placements[-1]
+
+        def group(
+            size: SimpleNamespace, kind: type, placement: PlacementGroup | None
+        ) -> RayActorGroup:
+            count, share = size.num_nodes * size.num_gpus_per_node, 0.2 if placement else 1
+            place = placement or (reserve(count) if count > 1 or self.node else None)
+            return RayActorGroup(size.num_nodes, size.num_gpus_per_node, kind, place, share, same)
+
+        with_reference = args.train.colocate_actor_ref and not self.on_cpu
+        together = shared or (reserve(training_gpus(args)) if with_reference else None)
+        self.groups["policy"] = group(args.actor, RemotePolicyActor, together)
+        if args.algo.kl.init_coef > 0 and not self.on_cpu:
+            self.groups["reference"] = group(args.ref, RemoteReferenceActor, together)
+        if critic_gpus(args):
+            self.groups["critic"] = group(args.critic, RemoteCriticActor, shared)
 
     def load(self) -> list[ObjectRef]:
         """Begins to load the models, and returns what to wait for until they are loaded."""
@@ -218,9 +237,15 @@ class TrainingProcesses:
         except (*DEATHS, RayTaskError) as error:
             if isinstance(error, DEATHS):
                 raise run_ended_by(self, doing, error) from error
-            if (ended := ended_by_work(self.policy, doing, raised_by(error))) is None:
-                raise
-            raise ended from error
+            cause = raised_by(error)
+            if isinstance(cause, RunEnded):
+                raise RunEnded(str(cause)) from error
+            if isinstance(cause, FloatingPointError):
+                raise RunEnded(
+                    f"policy {self.policy!r}, while it {doing}: {cause}; they were neither synced "
+                    "nor saved"
+                ) from error
+            raise
         return results[0] if len(results) == 1 else results
 
     def check_nodes(self) -> None:
@@ -249,44 +274,11 @@ async def all_streamed(stream: ObjectRefGenerator) -> list[ObjectRef]:
     return pieces
 
 
-def start_groups(
-    args: SimpleNamespace,
-    on_cpu: bool,
-    shared: PlacementGroup | None,
-    placements: list[PlacementGroup],
-    seconds: float,
-    node: str = "",
-) -> dict[str, RayActorGroup]:
-    """Begins to start upstream's actor groups of a policy, by what they compute.
+class GroupOfOthers(RayActorGroup):  # type: ignore[misc]
+    """Upstream's group of processes that it has not started; whoever has gives it their handles."""
 
-    Args:
-        shared: The placement group that they share with the policy's engines, if they do.
-        placements: Where those that are made here are kept: for several processes with devices of
-            their own. Upstream would make them, and wait for them without a limit
-            (launcher.py:244-252).
-        seconds: How long their devices may take to be free.
-        node: Ray's id of the one that they are to be on, if any.
-    """
-
-    def reserve(count: int) -> PlacementGroup:
-        placements.append(bundles(count, seconds, node))
-        return placements[-1]
-
-    same = ranks_of_one_sequence(args)
-
-    def group(size: SimpleNamespace, kind: type, placement: PlacementGroup | None) -> RayActorGroup:
-        count, share = size.num_nodes * size.num_gpus_per_node, 0.2 if placement else 1
-        place = placement or (reserve(count) if count > 1 or node else None)
-        return RayActorGroup(size.num_nodes, size.num_gpus_per_node, kind, place, share, same)
-
-    with_reference = args.train.colocate_actor_ref and not on_cpu
-    together = shared or (reserve(training_gpus(args)) if with_reference else None)
-    groups = {"policy": group(args.actor, RemotePolicyActor, together)}
-    if args.algo.kl.init_coef > 0 and not on_cpu:
-        groups["reference"] = group(args.ref, RemoteReferenceActor, together)
-    if critic_gpus(args):
-        groups["critic"] = group(args.critic, RemoteCriticActor, shared)
-    return groups
+    def _initiate_actors(self, pg: Any, num_gpus_per_actor: float) -> None:
+        self._actor_handlers: list[Any] = []
 
 
 def run_ended_by(processes: TrainingProcesses, doing: str, error: Death | RayTaskError) -> RunEnded:
@@ -306,18 +298,6 @@ def run_ended_by(processes: TrainingProcesses, doing: str, error: Death | RayTas
         f"a training process of policy {processes.policy!r}{place} died while the policy {doing}: "
         f"{reason}"
     )
-
-
-def ended_by_work(policy: str, doing: str, cause: Exception) -> RunEnded | None:
-    """Returns what ends the run when a process has raised something that is known; None for what is
-    not."""
-    if isinstance(cause, RunEnded):
-        return RunEnded(str(cause))
-    if isinstance(cause, FloatingPointError):
-        return RunEnded(
-            f"policy {policy!r}, while it {doing}: {cause}; they were neither synced nor saved"
-        )
-    return None
 
 
 def not_started(

@@ -187,12 +187,11 @@ def processes_on_nodes(**options: Any) -> Iterator[dict[str, ActorHandle]]:
 
     kind, here = ray.remote(num_cpus=0)(NodeProcess), ray.get_runtime_context().get_node_id()
     handles = {
-        node["NodeID"]: kind.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-            **options,
+        node: kind.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False), **options
         ).remote()
-        for node in ray.nodes()
-        if node["Alive"] and (node["Resources"].get("GPU") or node["NodeID"] == here)
+        for node, devices in living_nodes().items()
+        if devices or node == here
     }
     try:
         yield handles
@@ -352,11 +351,15 @@ def nodes_examined(
         yield
 
 
-def living_nodes() -> set[str]:
-    """Returns Ray's ids of the nodes that it does not know to be dead."""
+def living_nodes() -> dict[str, int]:
+    """Returns the devices of the nodes that Ray does not know to be dead, by its ids of them."""
     import ray
 
-    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    return {
+        node["NodeID"]: int(node["Resources"].get("GPU", 0))
+        for node in ray.nodes()
+        if node["Alive"]
+    }
 
 
 @contextlib.contextmanager

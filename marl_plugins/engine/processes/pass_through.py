@@ -8,6 +8,7 @@ first.
 
 from __future__ import annotations
 
+import argparse
 import runpy
 import sys
 from collections.abc import Sequence
@@ -58,7 +59,10 @@ def run_upstream(words: Sequence[str]) -> None:
     ppo_critic.CriticModelActor = ray.remote(num_gpus=1)(Critic)
     vllm_engine.RolloutRayActor = engine_actor.RemoteRolloutActor
     ppo_trainer.PPOTrainer = ray.remote(Controller)
-    processes = sum(number(words, name, default) for name, default in PROCESSES.items())
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name, default in PROCESSES.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    processes = sum(vars(parser.parse_known_args(words)[0]).values())
     ray.init(
         address="local",
         include_dashboard=False,
@@ -72,14 +76,3 @@ def run_upstream(words: Sequence[str]) -> None:
         runpy.run_module("openrlhf.cli.train_ppo_ray", run_name="__main__")
     finally:
         ray.shutdown()
-
-
-def number(words: Sequence[str], name: str, default: int) -> int:
-    """Returns a whole number given on a command line, else the default."""
-    value = default
-    for position, word in enumerate(words):
-        if word == f"--{name}" and position + 1 < len(words):
-            value = int(words[position + 1])
-        elif word.startswith(f"--{name}="):
-            value = int(word.partition("=")[2])
-    return value

@@ -12,6 +12,7 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from marl_plugins.core.failures import RunEnded
+from marl_plugins.engine.processes.nodes import living_nodes
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -34,9 +35,9 @@ class EnginePlace(NamedTuple):
 def free_devices() -> dict[str, int]:
     """Returns the devices that are free, each with a CPU, by Ray's id of the node."""
     free = available_resources_per_node()
-    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     return {
-        node: min(int(free.get(node, {}).get(kind, 0)) for kind in ("GPU", "CPU")) for node in nodes
+        node: min(int(free.get(node, {}).get(kind, 0)) for kind in ("GPU", "CPU"))
+        for node in living_nodes()
     }
 
 

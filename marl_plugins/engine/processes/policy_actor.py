@@ -14,6 +14,7 @@ import contextlib  # noqa: E402
 from collections.abc import Iterator, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
+from unittest.mock import patch  # noqa: E402
 
 import openrlhf.trainer.ray.ppo_actor as upstream_actor  # noqa: E402
 import ray  # noqa: E402
@@ -133,12 +134,9 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
             extension: The one whose weights are saved in the model's place.
         """
         ckpt = self.strategy.args.ckpt
-        own, ckpt.output_dir = ckpt.output_dir, folder or ckpt.output_dir
-        try:
-            with self._weights_of(extension):
-                super().save_model()
-        finally:
-            ckpt.output_dir = own
+        there = patch.object(ckpt, "output_dir", folder or ckpt.output_dir)
+        with there, self._weights_of(extension):
+            super().save_model()
 
     def reference_forward(self, **kwargs: torch.Tensor | None) -> torch.Tensor:
         """Returns the reference model's log-probs, as upstream's `ReferenceModelActor.forward`."""

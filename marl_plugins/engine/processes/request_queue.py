@@ -6,27 +6,21 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from marl_plugins.core.deadlines import not_counted
 from marl_plugins.core.roles import Call
 from marl_plugins.core.trajectory import path_order
 
-
-class RequestHandler(Protocol):
-    """An engine, as far as the queue knows it: it answers requests."""
-
-    load: int
-    """Requests in flight."""
-    drained: asyncio.Future[None] | None
-    """Set once it has answered everything, where somebody waits for that."""
+if TYPE_CHECKING:
+    from marl_plugins.engine.processes.engines import EngineProcess
 
 
-E = TypeVar("E", bound=RequestHandler)
+Choose = Callable[[list["EngineProcess"]], "EngineProcess"]
 Order = tuple[int, int, tuple[str, int]]
 
 
-class RequestQueue(Generic[E]):
+class RequestQueue:
     """Requests that wait for one of several engines.
 
     An engine has at most `in_flight` requests. The others wait here, and the oldest task's are the
@@ -37,7 +31,7 @@ class RequestQueue(Generic[E]):
         in_flight: Maximum number of requests at one engine.
     """
 
-    def __init__(self, engines: list[E], in_flight: int):
+    def __init__(self, engines: list[EngineProcess], in_flight: int):
         self.engines = engines
         self.in_flight = in_flight
         self.waiting = 0
@@ -45,7 +39,7 @@ class RequestQueue(Generic[E]):
         self.watchers: list[Callable[[], None]] = []
         """Called when a request begins to wait, when an engine has nothing to do, and when one has
         come."""
-        self._queue: list[tuple[Order, int, Callable[[list[E]], E], asyncio.Future[E]]] = []
+        self._queue: list[tuple[Order, int, Choose, asyncio.Future[EngineProcess]]] = []
         """A heap. Requests that were given up stay in it until it is their turn."""
         self._numbers = itertools.count()
 
@@ -59,13 +53,13 @@ class RequestQueue(Generic[E]):
         long as one may be."""
         return None
 
-    async def take_place(self, call: Call, choose: Callable[[list[E]], E]) -> E:
+    async def take_place(self, call: Call, choose: Choose) -> EngineProcess:
         """Waits for an engine with a free place, which is taken."""
         if not self.waiting and (free := self._free()):  # nobody is before it
             engine = choose(free)
             engine.load += 1
             return engine
-        future: asyncio.Future[E] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[EngineProcess] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._queue, (self.order(call), next(self._numbers), choose, future))
         self.waiting += 1
         self.hand_out()
@@ -82,7 +76,7 @@ class RequestQueue(Generic[E]):
                 self.free_place(future.result())
             raise
 
-    def free_place(self, engine: E) -> None:
+    def free_place(self, engine: EngineProcess) -> None:
         """Notes that an engine has one request less."""
         engine.load -= 1
         if not engine.load and engine.drained is not None and not engine.drained.done():
@@ -91,7 +85,7 @@ class RequestQueue(Generic[E]):
         if not engine.load:
             self.tell()
 
-    def _free(self) -> list[E]:
+    def _free(self) -> list[EngineProcess]:
         return [engine for engine in self.engines if engine.load < self.in_flight]
 
     def hand_out(self) -> None:

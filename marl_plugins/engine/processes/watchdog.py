@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from marl_plugins.engine.processes.nodes import living_nodes
+
 if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
@@ -51,7 +53,7 @@ class ProcessPlace(NamedTuple):
         waiting = self._there(_end, self.family)
         while waiting is not None and not ray.wait([waiting], timeout=1.0)[0]:
             # Until Ray has noticed that a node is gone it gives its devices to whoever asks.
-            if not any(node["NodeID"] == self.node and node["Alive"] for node in ray.nodes()):
+            if self.node not in living_nodes():
                 return
 
     def _there(self, function: Callable[..., None], *arguments: object) -> ObjectRef | None:
@@ -155,18 +157,14 @@ class Watchdog:
             self._since = loop.time()
             self._timer = loop.call_later(seconds - self._waited, self._check, loop, seconds)
         self._asked += 1
+        waited = 0.0
         try:
             yield
         except asyncio.CancelledError:
-            self._waited += loop.time() - self._since
+            waited = self._waited + loop.time() - self._since
             raise
-        except BaseException:
-            self._waited = 0.0
-            raise
-        else:
-            self._waited = 0.0
         finally:
-            self._since = loop.time()
+            self._waited, self._since = waited, loop.time()
             self._asked -= 1
             if not self._asked and self._timer is not None:
                 self._timer.cancel()
