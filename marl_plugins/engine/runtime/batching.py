@@ -114,19 +114,10 @@ def lay_out(
     Raises:
         RunEnded: A sequence alone has more tokens than a micro-batch may have.
     """
+    lengths, grouping = [len(s.ids) for s in sequences], partial(grouped, sequences)
     try:
-        layout = plan_layout(
-            [len(s.ids) for s in sequences],
-            ranks,
-            steps,
-            limit,
-            order,
-            epochs,
-            partial(grouped, sequences),
-        )
+        return plan_layout(lengths, ranks, steps, limit, order, epochs, grouping)
     except ValueError as error:
-        if len(error.args) != 2:
-            raise
         longest = sequences[error.args[1]]
         raise RunEnded(
             f"row {longest.name} has {len(longest.ids)} tokens with its context, more than fit "
@@ -134,8 +125,6 @@ def lay_out(
             f"(--train.max_tokens_per_gpu, --rollout.max_tokens_per_gpu: {limit.tokens}); raise "
             "it, or lower --data.max_len"
         ) from None
-    assert layout is not None, "there are rows"
-    return layout
 
 
 @dataclass(frozen=True)

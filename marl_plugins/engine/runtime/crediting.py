@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from marl_plugins.core.credit import ActionScores, check_rewards, rewards_from_scores
 from marl_plugins.core.estimators import Estimator
@@ -23,15 +23,8 @@ from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.runtime.penalties import penalise_lengths
 
-
-class VersionedPolicy(Protocol):
-    """A policy's name and version, against which its rows are checked."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def version(self) -> int: ...
+if TYPE_CHECKING:
+    from marl_plugins.engine.runtime.policy import UpstreamPolicy
 
 
 class CreditAssignment:
@@ -49,7 +42,7 @@ class CreditAssignment:
         self,
         run: Run,
         plugins: Plugins,
-        trained: Mapping[str, VersionedPolicy],
+        trained: Mapping[str, UpstreamPolicy],
         estimator: Estimator,
         steps: int,
         sampled: SampledActions,
@@ -143,7 +136,7 @@ class CreditAssignment:
 
 
 def without_stale(
-    rows: Sequence[Row], trained: Mapping[str, VersionedPolicy], oldest: int
+    rows: Sequence[Row], trained: Mapping[str, UpstreamPolicy], oldest: int
 ) -> list[Row]:
     """Returns the rows whose oldest token is at most so many versions of its policy old; the others
     are told that they are `stale`."""
@@ -157,7 +150,7 @@ def without_stale(
 
 
 def check_versions(
-    rows: Collection[Row], trained: Mapping[str, VersionedPolicy], oldest: int = 0
+    rows: Collection[Row], trained: Mapping[str, UpstreamPolicy], oldest: int = 0
 ) -> None:
     """Checks that each row was sampled by weights of the policy that it is about to train, and by
     which versions of them.

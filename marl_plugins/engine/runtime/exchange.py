@@ -15,7 +15,6 @@ from marl_plugins.core.exchange import (
     MOST_CHARS_PER_TOKEN,
     SCHEMA_VERSION,
     AnswerWords,
-    RefusalReason,
     RefusedRecord,
     TrajectoryWords,
     read_words,
@@ -222,11 +221,22 @@ class _Speaker:
         self._refused: RefusedRecord | None = None
 
     async def answer(self, call: Call) -> Generation:
-        """Returns what the record has for a request; twins have it in their order, as answers do
-        that name no words shown."""
+        """Returns what the record has for a request.
+
+        Raises:
+            InfrastructureFailure: The record is refused; this ends the workflow.
+        """
+        try:
+            return self._answer(call)
+        except RefusedRecord as refused:
+            self._refused = self._refused or refused
+            raise InfrastructureFailure("exchange", str(refused)) from None
+
+    def _answer(self, call: Call) -> Generation:
+        """Twins have answers in their order, as those have that name no words shown."""
         answers = self._left.get((call.role, call.shown)) or self._left.get((call.role, ""))
         if not answers:
-            raise self._refusal(
+            raise RefusedRecord(
                 "words", f"it has no answer of role {call.role!r} to what that is shown here"
             )
         (answer, sampled), version = answers.popleft(), self._exchange.version(call.policy)
@@ -255,24 +265,16 @@ class _Speaker:
             )
 
     def _ids(self, answer: AnswerWords, chat: ChatFormat, call: Call) -> tuple[int, ...]:
-        of = f"the answer of role {call.role!r}"
         # A special token in the middle would open a turn wherever the answer is shown again.
         plain = chat.foreign.special.keys().isdisjoint(answer.ids[:-1])
         if answer.ids and plain and self._exchange.has_tokenizer(self._words, call.role, chat):
             ids, size = answer.ids, len(chat.tokenizer)
             if not all(0 <= number < size for number in ids):
-                raise self._refusal("text", f"{of} has ids that are not in 0 ... {size - 1}")
+                got = f"the answer of role {call.role!r} has ids that are not in 0 ... {size - 1}"
+                raise RefusedRecord("text", got)
         else:
             ids = ()
-        try:
-            return ids_of(answer, chat, call.max_tokens, ids)
-        except RefusedRecord as refused:
-            raise self._refusal(refused.reason, str(refused)) from None
-
-    def _refusal(self, reason: RefusalReason, detail: str) -> InfrastructureFailure:
-        """Notes why the record is refused; the failure that is returned ends the workflow."""
-        self._refused = self._refused or RefusedRecord(reason, detail)
-        return InfrastructureFailure("exchange", detail)
+        return ids_of(answer, chat, call.max_tokens, ids)
 
 
 def check_origin(origin: str) -> None:

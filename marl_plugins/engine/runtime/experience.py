@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 # Installs the host support, before upstream is imported below.
 import marl_plugins.engine.processes.policy_actor  # isort: skip  # noqa: F401
@@ -223,30 +224,6 @@ class PreparedExperience:
         )
 
 
-class PreparedSnapshot:
-    """The state of prepared values that a part of the step may not change: whose rows they are.
-
-    Args:
-        prepared: Before the part has them.
-    """
-
-    def __init__(self, prepared: Sequence[PreparedExperience]):
-        self._rows = {p.policy: Counter(p.rows) for p in prepared}
-
-    def changed(self, prepared: Sequence[PreparedExperience]) -> str:
-        """Returns what is not as it was, as the middle of a sentence; empty where all is."""
-        now = {p.policy: p for p in prepared}
-        for policy, rows in self._rows.items():
-            left = Counter(now[policy].rows) if policy in now else Counter[Row]()
-            for verb, difference in (("removed", rows - left), ("added", left - rows)):
-                if difference:
-                    return (
-                        f"{verb} {difference.total()} rows of policy {policy!r}, the first "
-                        f"{next(iter(difference)).name}"
-                    )
-        return ""
-
-
 def forwarded(
     policy: str,
     rows: Sequence[Row],
@@ -261,8 +238,7 @@ def forwarded(
             hold every row.
     """
     places = places_of(rows)
-    longest = max((len(row.action.generation.ids) for row in rows), default=0)
-    tensors: dict[str, Tensor] = {}
+    said: dict[str, dict[Row, Tensor]] = defaultdict(dict)
     computed: list[tuple[TokenSequence, float]] = []
     for batch, experience in micro_batches:
         computed += zip(batch, experience.info["logprobs_diff"].tolist(), strict=True)
@@ -270,13 +246,14 @@ def forwarded(
             whole = getattr(experience, theirs)
             if whole is None:
                 continue
-            if name not in tensors:
-                tensors[name] = torch.zeros(len(rows), longest, dtype=whole.dtype)
-            mine = tensors[name]
             for values, sequence in zip(whole, batch, strict=True):
                 for row, start in zip(sequence.rows, sequence.starts, strict=True):
-                    count = len(row.action.generation.ids)
-                    mine[places[row], :count] = values[start - 1 : start - 1 + count]
+                    end = start - 1 + len(row.action.generation.ids)
+                    said[name][row] = values[start - 1 : end]
+    tensors = {
+        name: pad_sequence([mine[row] for row in rows], batch_first=True)
+        for name, mine in said.items()
+    }
     for number, row in enumerate(rows):
         if (
             row.trajectory.origin and not row.trajectory.replayed
@@ -327,29 +304,22 @@ def joined(
         sequences: Of the rows, in their order.
         parts: Hold every one of the sequences, and may hold others.
     """
-    where = {
-        actions_of(s): (p, number)
-        for p, part in enumerate(parts)
-        for number, s in enumerate(part.sequences)
-    }
-    theirs = [places_of(part.rows) for part in parts]
-    places, longest = places_of(rows), max(len(row.action.generation.ids) for row in rows)
-    tensors: dict[str, Tensor] = {}
-    diffs = []
-    for sequence in sequences:
-        index, number = where[actions_of(sequence)]
-        part = parts[index]
-        diffs.append(part.diffs[number])
-        for row, same in zip(sequence.rows, part.sequences[number].rows, strict=True):
-            place, count = theirs[index][same], len(row.action.generation.ids)
-            for name, values in vars(part.tokens).items():
-                if values is not None:
-                    if name not in tensors:
-                        tensors[name] = torch.zeros(len(rows), longest, dtype=values.dtype)
-                    tensors[name][places[row], :count] = values[place, :count]
-    return replace(
-        parts[0], rows=rows, sequences=sequences, tokens=SampledTokens(**tensors), diffs=diffs
+    theirs = {actions_of(s): d for p in parts for s, d in zip(p.sequences, p.diffs, strict=True)}
+    # Of an action that was forwarded twice, the later time is that in one of the sequences.
+    numbered = enumerate(row.action for part in parts for row in part.rows)
+    places = {action: number for number, action in numbered}
+    order, longest = (
+        [places[row.action] for row in rows],
+        max(len(row.action.generation.ids) for row in rows),
     )
+    tensors = {
+        name: pad_sequence([v for p in parts for v in vars(p.tokens)[name]], batch_first=True)
+        for name, values in vars(parts[0].tokens).items()
+        if values is not None
+    }
+    tokens = SampledTokens(**{name: each[order, :longest] for name, each in tensors.items()})
+    diffs = [theirs[actions_of(sequence)] for sequence in sequences]
+    return replace(parts[0], rows=rows, sequences=sequences, tokens=tokens, diffs=diffs)
 
 
 def places_of(rows: Sequence[Row]) -> dict[Row, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from marl_plugins.core.steps import StepPart
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.engine.hook_faults import HookFaults
 from marl_plugins.engine.runtime.crediting import check_versions
-from marl_plugins.engine.runtime.experience import PreparedExperience, PreparedSnapshot
+from marl_plugins.engine.runtime.experience import PreparedExperience
 
 if TYPE_CHECKING:
     from marl_plugins.engine.runtime.session import Session
@@ -82,14 +83,14 @@ class GuardedPart(StepPart):
     async def prepared(
         self, prepared: Sequence[PreparedExperience]
     ) -> Sequence[PreparedExperience]:
-        before = PreparedSnapshot(prepared)
+        before = {p.policy: Counter(p.rows) for p in prepared}
         with self._faults:
             answer = await self.part.prepared(list(prepared))
         self._check_prepared(before, answer)
         return answer
 
     def _check_prepared(
-        self, before: PreparedSnapshot, prepared: Sequence[PreparedExperience]
+        self, before: Mapping[str, Counter[Row]], prepared: Sequence[PreparedExperience]
     ) -> None:
         """Checks what policies are to be updated with.
 
@@ -105,10 +106,19 @@ class GuardedPart(StepPart):
                 f"{who}: prepared of its part returned {prepared!r:.80}; expected a list of "
                 "PreparedRows"
             )
-        if changed := before.changed(prepared):
-            raise RunPaused(
-                f"{who} {changed}; what was sampled and selected is trained on as it is"
-            )
+        now = {p.policy: Counter(p.rows) for p in prepared}
+        for policy, rows_before in before.items():
+            rows_now = now.get(policy, Counter[Row]())
+            for verb, difference in (
+                ("removed", rows_before - rows_now),
+                ("added", rows_now - rows_before),
+            ):
+                if difference:
+                    raise RunPaused(
+                        f"{who} {verb} {difference.total()} rows of policy {policy!r}, the first "
+                        f"{next(iter(difference)).name}; what was sampled and selected is trained "
+                        "on as it is"
+                    )
         self.sampled.check(self.plugin, HOOK)
         policies = [p.policy for p in prepared]
         if twice := next((name for name in policies if policies.count(name) > 1), None):

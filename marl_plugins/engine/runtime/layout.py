@@ -95,9 +95,9 @@ def plan_layout(
     order: Order | None = None,
     epochs: int = 1,
     grouping: Grouping | None = None,
-) -> Layout | None:
-    """Returns the layout of sequences with these lengths, in at most `steps` optimiser steps; None
-    where there is no sequence.
+) -> Layout:
+    """Returns the layout of sequences with these lengths, at least one, in at most `steps`
+    optimiser steps.
 
     K is lowered to the number of sequences, so that no optimiser step is empty.
 
@@ -108,19 +108,11 @@ def plan_layout(
             sequences of an optimiser step are the same.
 
     Raises:
-        ValueError: A number is not positive, or a sequence alone is beyond the limit (its index is
-            the second argument).
+        ValueError: A sequence alone is beyond the limit (its index is the second argument).
     """
-    if min(ranks, steps, epochs, limit.sequences, 1 if limit.tokens is None else limit.tokens) < 1:
-        raise ValueError(
-            f"a layout needs at least one rank, step and epoch, got {ranks}, {steps}, {epochs}; "
-            f"{limit}"
-        )
     for index, length in enumerate(lengths):
         if not limit.fits(1, length, length):
             raise ValueError(f"a sequence of {length} tokens is beyond {limit.tokens}", index)
-    if not lengths:
-        return None
     steps = min(steps, len(lengths))
     shares = _shares(lengths, ranks)
     counts = [len(share) for share in shares]

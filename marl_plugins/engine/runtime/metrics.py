@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.credit import Scope
@@ -37,21 +37,6 @@ ROUNDING_ERROR = 1e-6
 MOST_LOG_RATIO = 50.0
 """A ratio above exp of this has left nothing of the others; the weights of the effective sample
 size stay finite."""
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """The values that a finished training step leaves for the records.
-
-    Args:
-        metrics: Without the parts' own.
-        part_metrics: Asks the step's parts for theirs.
-    """
-
-    metrics: dict[str, float]
-    trajectories: Sequence[Trajectory]
-    ledger: Ledger
-    part_metrics: Callable[[], Mapping[str, float]]
 
 
 async def evaluation(
@@ -124,7 +109,7 @@ def held_out(
     )
     metrics |= task_type_metrics(trajectories) | workflow_metrics(trajectories)
     by_sample = [[t.outcome or 0.0 for t in each] for each in by_task.values() if each]
-    scores = [mean(outcomes) for outcomes in by_sample]
+    scores = [fmean(outcomes) for outcomes in by_sample]
     if not scores or zero_sum(trajectories):
         return metrics
     binary = all(outcome in (0.0, 1.0) for outcomes in by_sample for outcome in outcomes)
@@ -133,7 +118,7 @@ def held_out(
     if binary and not others:  # sets with other numbers of samples have their own
         metrics |= sample_metrics(by_task, samples, answer_key)
     return {
-        "eval/outcome": mean(scores),
+        "eval/outcome": fmean(scores),
         "eval/low": low,
         "eval/high": high,
         "eval/binary": float(binary),
@@ -152,7 +137,7 @@ def task_type_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         return {}
     return means(
         {
-            f"eval/type/{kind}": [mean(each) for each in tasks.values()]
+            f"eval/type/{kind}": [fmean(each) for each in tasks.values()]
             for kind, tasks in sorted(by_type.items())
         }
     )
@@ -165,16 +150,14 @@ def workflow_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     scored = [t for t in kept if t.outcome is not None]
     parts = sorted({name for t in scored for name in t.outcome_parts})
     metrics = {
-        f"eval/part/{name}": mean([t.outcome_parts.get(name, 0.0) for t in scored])
+        f"eval/part/{name}": fmean([t.outcome_parts.get(name, 0.0) for t in scored])
         for name in parts
     }
     for role in sorted({a.role for t in kept for a in t.actions}):
         mine = [a for t in kept for a in t.actions if a.role == role]
         metrics[f"eval/role/{role}/calls"] = calls_per_trajectory(mine, kept)
         metrics |= means({f"eval/role/{role}/legal": legalities(mine)})
-    return metrics | means(
-        {"eval/rounds": [float(number) for t in kept if (number := rounds_of(t))]}
-    )
+    return metrics | means({"eval/rounds": rounds_of(kept)})
 
 
 def calls_per_trajectory(actions: Sequence[Action], trajectories: Sequence[Trajectory]) -> float:
@@ -186,20 +169,17 @@ def calls_per_trajectory(actions: Sequence[Action], trajectories: Sequence[Traje
 def legalities(actions: Sequence[Action]) -> list[float]:
     """Returns 1 for each action that had the form in which a graph reads it, and 0 for others of a
     graph."""
-    return [float(note["legal"]) for a in actions if (note := a.notes.get("graph"))]
+    return [note["legal"] for a in actions if (note := a.notes.get("graph"))]
 
 
 def outcomes_by_role(trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:
     """Returns the outcomes of each role, where the grader gives one per role; an agent failure is
     every role's."""
     roles = sorted({role for t in trajectories for role in t.outcomes})
-    by_role = {
-        role: [t.outcome_of(role) for t in trajectories if t.outcomes or t.agent_failure]
-        for role in roles
-    }
+    played = [t for t in trajectories if t.outcomes or t.agent_failure]
     return {
-        role: [outcome for outcome in outcomes if outcome is not None]
-        for role, outcomes in by_role.items()
+        role: [outcome for t in played if (outcome := t.outcome_of(role)) is not None]
+        for role in roles
     }
 
 
@@ -216,7 +196,7 @@ def policy_outcome_metrics(
             if (outcome := t.outcome_of(role)) is not None:
                 of_each[policy].append(outcome)
         for policy, outcomes in of_each.items():
-            by_policy[policy].append(mean(outcomes))
+            by_policy[policy].append(fmean(outcomes))
     return means(
         {f"{prefix}/{policy}/outcome": outcomes for policy, outcomes in sorted(by_policy.items())}
     )
@@ -241,13 +221,16 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
     whole = [t for t in trajectories if not t.forked]
     scored = [t.outcome for t in whole if t.outcome is not None]
     generated = [a for t in trajectories for a in t.actions]
-    actions = [a for t in trajectories if not t.infrastructure_failure for a in t.actions]
+    kept = [t for t in trajectories if not t.infrastructure_failure]
+    actions = [a for t in kept for a in t.actions]
     metrics = {
-        **means({"outcome/mean": [] if zero_sum(whole) else scored}),
         **means(
-            {f"outcome/{role}": outcomes for role, outcomes in outcomes_by_role(whole).items()}
+            {
+                "outcome/mean": [] if zero_sum(whole) else scored,
+                **{f"outcome/{role}": each for role, each in outcomes_by_role(whole).items()},
+                "reward/mean": [a.reward for a in actions if a.reward is not None],
+            }
         ),
-        **means({"reward/mean": [a.reward for a in actions if a.reward is not None]}),
         "rows/generated": float(ledger.generated.total()),
         "rows/trained": float(ledger.trained.total()),
         "rows/left_out": float(sum(c.total() for c in ledger.left_out.values())),
@@ -267,18 +250,8 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
         metrics |= means(
             {f"role/{role}/outcome": [outcome for outcome in acted if outcome is not None]}
         )
-        metrics[f"role/{role}/calls"] = calls_per_trajectory(
-            mine, [t for t in trajectories if not t.infrastructure_failure]
-        )
-    metrics |= means(
-        {
-            "trajectories/rounds": [
-                float(n)
-                for t in trajectories
-                if (n := rounds_of(t)) and not t.infrastructure_failure
-            ]
-        }
-    )
+        metrics[f"role/{role}/calls"] = calls_per_trajectory(mine, kept)
+    metrics |= means({"trajectories/rounds": rounds_of(kept)})
     by_tool: dict[str, list[ToolResult]] = defaultdict(list)
     for results in (*(t.tool_results for t in trajectories), *(a.tool_results for a in generated)):
         for call in results:
@@ -321,36 +294,23 @@ def lag_metrics(rows: Sequence[Row], versions: Mapping[str, int]) -> dict[str, f
     w^2) (Kong 1992), which is 1 where nothing has changed.
     """
     metrics: dict[str, float] = {}
-    by_policy: dict[str, list[Row]] = defaultdict(list)
-    by_role: dict[str, list[Row]] = defaultdict(list)
-    for row in (row for row in rows if not row.trajectory.origin):
-        by_policy[row.action.policy].append(row)
-        by_role[row.action.role].append(row)
-    for policy, mine in sorted(by_policy.items()):
-        metrics[f"policy/{policy}/lag"] = mean(
-            [versions[policy] - mean(r.action.generation.token_versions) for r in mine]
-        )
-    groups = {f"policy/{name}": mine for name, mine in by_policy.items()} | {
-        f"role/{n}": m for n, m in by_role.items()
-    }
-    for name, mine in sorted(groups.items()):
-        log_probs = [(row.action.trainer_logprobs, row.action.generation.logprobs) for row in mine]
-        metrics |= log_ratio_metrics(
-            f"{name}/", [now - then for both in log_probs for now, then in zip(*both, strict=True)]
-        )
+    groups: dict[str, list[Action]] = defaultdict(list)
+    for action in (row.action for row in rows if not row.trajectory.origin):
+        groups[f"policy/{action.policy}"].append(action)
+        groups[f"role/{action.role}"].append(action)
+    for name, actions in sorted(groups.items()):
+        if name.startswith("policy/"):
+            metrics[f"{name}/lag"] = fmean(
+                versions[a.policy] - fmean(a.generation.token_versions) for a in actions
+            )
+        weights = [
+            math.exp(min(now - then, MOST_LOG_RATIO))
+            for a in actions
+            for now, then in zip(a.trainer_logprobs, a.generation.logprobs, strict=True)
+        ]
+        metrics[f"{name}/ratio"] = fmean(weights)
+        metrics[f"{name}/ess"] = sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights))
     return metrics
-
-
-def log_ratio_metrics(prefix: str, log_ratios: Sequence[float]) -> dict[str, float]:
-    """Returns `ratio` and `ess`, as `lag_metrics` has them, of the logarithms of ratios, one for
-    each token.
-
-    Args:
-        prefix: Of the metrics' names.
-    """
-    weights = [math.exp(min(each, MOST_LOG_RATIO)) for each in log_ratios]
-    ess = sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights))
-    return {f"{prefix}ratio": mean(weights), f"{prefix}ess": ess}
 
 
 def step_metrics(
@@ -379,10 +339,8 @@ def version_change_metrics(rows: Sequence[Row]) -> dict[str, float]:
     (`--train.partial_rollout_enable`)."""
     by_policy: dict[str, list[float]] = defaultdict(list)
     for row in rows:
-        by_policy[row.action.policy].append(float(bool(row.action.generation.changes)))
-    return {
-        f"policy/{policy}/changed": mean(changed) for policy, changed in sorted(by_policy.items())
-    }
+        by_policy[f"policy/{row.action.policy}/changed"].append(bool(row.action.generation.changes))
+    return means(dict(sorted(by_policy.items())))
 
 
 def first_prompts(
@@ -436,7 +394,7 @@ def signal(rows: Sequence[Row], group_by: GroupBy | None) -> dict[str, float]:
         for group in groups.values()
         if len({r.trajectory.sample for r in group}) > 1
     ]
-    flat = [float(max(rewards) - min(rewards) < ROUNDING_ERROR) for rewards in compared]
+    flat = [max(rewards) - min(rewards) < ROUNDING_ERROR for rewards in compared]
     return {"signal/none": float(none), **means({"signal/flat_tasks": flat})}
 
 
@@ -471,46 +429,45 @@ def clipped_returns(clipped: int, rows: int, scope: Scope) -> str:
     )
 
 
-def rounds_of(trajectory: Trajectory) -> int:
-    """Returns the most rounds of a loop that a graph's actions note; 0 without a loop."""
-    rounds = [
-        note.get("round") for action in trajectory.actions if (note := action.notes.get("graph"))
-    ]
-    return 1 + max((number for number in rounds if number is not None), default=-1)
+def rounds_of(trajectories: Iterable[Trajectory]) -> list[float]:
+    """Returns the most rounds of a loop that a graph's actions note, of each trajectory with a
+    loop."""
+    noted = [[a.notes.get("graph", {}).get("round") for a in t.actions] for t in trajectories]
+    rounds = [[number for number in each if number is not None] for each in noted]
+    return [1 + max(each) for each in rounds if each]
 
 
 def role_metrics(actions: Sequence[Action]) -> dict[str, float]:
     """Returns the metrics of the actions of one role."""
-    calls = [result for a in actions for result in a.tool_results]
-    metrics = {"actions": float(len(actions))}
-    metrics |= means(
+    terms = sorted({term for a in actions for term in a.terms})
+    turns = sorted({a.turn for a in actions}) if any(a.turn for a in actions) else []
+    known = [(a.turn, a.advantage) for a in actions if a.advantage is not None]
+    metrics = {"actions": float(len(actions))} | means(
         {
             "score": [a.score for a in actions if a.score is not None],
             "reward": [a.reward for a in actions if a.reward is not None],
-            "advantage": [a.advantage for a in actions if a.advantage is not None],
+            "advantage": [advantage for _, advantage in known],
+            "legal": legalities(actions),
+            **{
+                f"reward/{term}": [a.terms[term] for a in actions if term in a.terms]
+                for term in terms
+            },
+            **{
+                f"advantage/turn{turn}": [a for other, a in known if other == turn]
+                for turn in turns
+            },
+            "response_length": [len(a.generation.ids) for a in actions],
+            "truncated": [a.generation.finish == "length" for a in actions],
+            "tool_call_rate": [bool(a.tool_results) for a in actions],
+            "restarted": [not a.extends for a in actions if a.before is not None],
+            "tool_success": [result.ok for a in actions for result in a.tool_results],
         }
     )
-    metrics |= means({"legal": legalities(actions)})
-    terms = sorted({term for a in actions for term in a.terms})
-    metrics |= means(
-        {f"reward/{term}": [a.terms[term] for a in actions if term in a.terms] for term in terms}
-    )
-    turns = sorted({a.turn for a in actions}) if any(a.turn for a in actions) else []
-    for turn in turns:
-        values = [a.advantage for a in actions if a.turn == turn and a.advantage is not None]
-        metrics |= means({f"advantage/turn{turn}": values})
-    metrics["response_length"] = mean([float(len(a.generation.ids)) for a in actions])
     if any(a.thought for a in actions):
-        metrics["thinking_length"] = mean([float(a.thought) for a in actions])
+        metrics["thinking_length"] = fmean(a.thought for a in actions)
         metrics["answer_length"] = metrics["response_length"] - metrics["thinking_length"]
     if defused := sum(a.defused for a in actions):
         metrics["defused"] = float(defused)
-    metrics["truncated"] = mean([float(a.generation.finish == "length") for a in actions])
-    metrics["tool_call_rate"] = mean([float(bool(a.tool_results)) for a in actions])
-    if later := [a for a in actions if a.before is not None]:
-        metrics["restarted"] = mean([float(not a.extends) for a in later])
-    if calls:
-        metrics["tool_success"] = mean([float(r.ok) for r in calls])
     return metrics
 
 
@@ -521,17 +478,12 @@ def tool_metrics(calls: Sequence[ToolResult]) -> dict[str, float]:
         "calls": float(len(calls)),
         "failed": float(sum(call.status == "failed" for call in calls)),
         "lost": float(sum(bool(call.failure) for call in calls)),
-        "seconds": mean(seconds),
+        "seconds": fmean(seconds),
         "seconds_p95": seconds[math.ceil(0.95 * len(seconds)) - 1],
-        "bytes": mean([float(call.bytes) for call in calls]),
+        "bytes": fmean(call.bytes for call in calls),
     }
-
-
-def mean(values: Sequence[float]) -> float:
-    """Returns the mean of at least one value."""
-    return sum(values) / len(values)
 
 
 def means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Returns the means of those that have any value: what nothing was measured of is no 0."""
-    return {name: mean(numbers) for name, numbers in values.items() if numbers}
+    return {name: fmean(numbers) for name, numbers in values.items() if numbers}

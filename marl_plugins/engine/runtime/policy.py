@@ -129,7 +129,7 @@ class UpstreamPolicy(PolicyEngines):
                     node=node,
                 )
             )
-        super().__init__(spec, args, device, restarts, silence, training, shared, kind, node)
+        super().__init__(spec, args, restarts, silence, training, shared, kind, node)
         self.starting: list[ObjectRef] = []
         """What to wait for until everything is loaded."""
         self._shared: EnginePlace | None = None

@@ -54,7 +54,6 @@ class PolicyEngines:
         self,
         spec: Policy,
         args: SimpleNamespace,
-        device: str,
         restarts: RestartBudget,
         silence: float,
         training: TrainingProcesses | None,
@@ -63,13 +62,7 @@ class PolicyEngines:
         node: str = "",
     ):
         self.node = node
-        self.spec, self.name, self.args, self.device, self.training = (
-            spec,
-            spec.name,
-            args,
-            device,
-            training,
-        )
+        self.spec, self.name, self.args, self.training = spec, spec.name, args, training
         self.version, self.kind, self.owns_engines = 0, kind, shared is None
         self._settled = asyncio.Event()
         """Not from `collect` to `sync`: a new engine waits for what it is to be given."""

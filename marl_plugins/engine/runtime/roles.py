@@ -151,18 +151,14 @@ def _role(
 ) -> RoleSpec:
     role = run.role(name)
     own, find, finder = tuple(tools[tool] for tool in role.tools), None, None
-    if wrong := clashes(own):
-        raise ConfigurationError(problem.within(role=name) for problem in wrong)
-    if role.calls is not None:
-        try:
-            find = find_calls(role.calls, role.reasoning, chat.tokenizer, own)
-        except ConfigurationError as error:
-            raise ConfigurationError(
-                problem.within(role=name) for problem in error.problems
-            ) from error
-        finder = None if own else partial(find_calls, role.calls, role.reasoning, chat.tokenizer)
-    shown = functions_of(own) if role.calls else ()
     try:
+        if wrong := clashes(own):
+            raise ConfigurationError(wrong)
+        if role.calls is not None:
+            find = find_calls(role.calls, role.reasoning, chat.tokenizer, own)
+            if not own:
+                finder = partial(find_calls, role.calls, role.reasoning, chat.tokenizer)
+        shown = functions_of(own) if role.calls else ()
         chat = chat.given([function.schema for function in shown], role.template)
     except ConfigurationError as error:
         raise ConfigurationError(problem.within(role=name) for problem in error.problems) from error

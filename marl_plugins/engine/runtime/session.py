@@ -126,11 +126,11 @@ class Session:
                 display.say(f"warning: {warning}")
         from marl_plugins.engine.runtime.warm_start import draw, warm_start
 
-        config, module = self.plan.run.section(WarmStartConfig), self.plan.run.demonstrations_module
+        config, module = run.section(WarmStartConfig), run.demonstrations_module
         # A model of somebody else's has nothing to learn from them.
         learners = [
             policy
-            for policy in self.plan.run.policies
+            for policy in run.policies
             if is_tiny(policy.model) and not policy.served and policy.name in self.cast.policies
         ]
         if config is None or module is None or not learners:

@@ -26,7 +26,6 @@ from marl_plugins.engine.runtime.circuit_breaker import CircuitBreaker
 from marl_plugins.engine.runtime.evaluator import Evaluator
 from marl_plugins.engine.runtime.experience import PreparedExperience
 from marl_plugins.engine.runtime.metrics import (
-    StepReport,
     first_prompts,
     lag_metrics,
     policy_outcome_metrics,
@@ -148,7 +147,7 @@ class Trainer:
         steps, first, started = self.steps, done, time.monotonic()
         for step in range(done + 1, steps + 1):
             try:
-                report = await self.train_step(step)
+                made, trained = await self.train_step(step)
             except (
                 RunPaused
             ):  # nothing of this step has been trained on: the state is that of the step before
@@ -156,15 +155,15 @@ class Trainer:
                     await self.saving.save(done)
                 raise
             due = bool(evaluating) and (step == steps or step % args.eval.steps == 0)
-            evaluated, paused = await conclude(self, step, report, due)
+            metrics = trained.metrics
+            evaluated, paused = await conclude(self, made, metrics, due)
             paused = paused or self.rollouts.paused
             with writing("the records", self.records.folder):
-                self.records.step(
-                    step, report.metrics, report.trajectories, report.ledger, evaluated
-                )
+                trajectories = [*made.trajectories, *made.received]
+                self.records.step(step, metrics, trajectories, trained.ledger, evaluated)
             if step % max(1, args.logger.logging_steps) == 0:
                 self.display.step(
-                    report.metrics,
+                    metrics,
                     steps,
                     (time.monotonic() - started) / (step - first) * (steps - step),
                 )
@@ -199,10 +198,11 @@ class Trainer:
             await step.roll_out(self.samples, tick)
         return step
 
-    async def train_step(self, number: int) -> StepReport:
+    async def train_step(self, number: int) -> tuple[RunningStep, TrainedStep]:
         """Trains one step, during the rollout of a later one with `--train.async_enable`; then
         engines get the new weights, with
-        `--train.partial_rollout_enable` in the middle of that rollout."""
+        `--train.partial_rollout_enable` in the middle of that rollout. The metrics are not yet
+        those of the step's parts."""
         step = await self.rollouts.take(number)
         partial = is_partial(self.run.args)
         trained, _ = await all_of(
@@ -224,9 +224,7 @@ class Trainer:
         self.breaker.step(trained.ledger, step.trajectories)
         if not trained.updates:  # else it is saved first
             self.breaker.check()
-        return StepReport(
-            metrics, [*step.trajectories, *step.received], trained.ledger, step.metrics
-        )
+        return step, trained
 
     async def train(self, step: RunningStep, then_sync: bool) -> TrainedStep:
         """Trains on a rollout: exchange, credit, forward passes, advantages and updates. Engines
@@ -278,21 +276,21 @@ class Trainer:
 
 
 async def conclude(
-    trainer: Trainer, step: int, report: StepReport, evaluate: bool
+    trainer: Trainer, step: RunningStep, metrics: dict[str, float], evaluate: bool
 ) -> tuple[list[Trajectory], RunPaused | None]:
     """Completes the metrics of a step that is trained; returns what it was evaluated on, and what
     pauses the run once it is saved."""
     evaluated: list[Trajectory] = []
     paused: RunPaused | None = None
     try:
-        report.metrics.update(report.part_metrics())
+        metrics.update(step.metrics())
         if evaluate:
-            metrics, evaluated = await trainer.evaluate(step)
-            report.metrics.update(metrics)
+            further, evaluated = await trainer.evaluate(step.number)
+            metrics.update(further)
     except RunPaused as error:
         paused = error
     try:  # plugins keep what they have learnt from the step: it is trained
-        trainer.plugins.hook.marl_log(run=trainer.run, step=step, metrics=report.metrics)
+        trainer.plugins.hook.marl_log(run=trainer.run, step=step.number, metrics=metrics)
     except RunPaused as error:
         paused = paused or error
     return evaluated, paused

@@ -115,6 +115,7 @@ def train(
     """Trains with AdamW, linear warm-up, constant rate, linear decay; cross-entropy over what the
     roles said."""
     import torch
+    from torch.nn.utils.rnn import pad_sequence
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with torch.random.fork_rng(), _all_cores():
@@ -131,13 +132,10 @@ def train(
         )
         for step in range(config.steps):
             batch = rows[step * config.batch_size : (step + 1) * config.batch_size]
-            longest = max(len(ids) for ids, _ in batch)
-            ids = torch.tensor(
-                [row + [0] * (longest - len(row)) for row, _ in batch]
-            )  # causal: what is behind is not seen
-            mask = torch.tensor(
-                [row + [0] * (longest - len(row)) for _, row in batch], dtype=torch.bool
-            )[:, 1:]
+            parts = zip(*batch, strict=True)
+            # Padded behind: the model is causal, and does not see it.
+            ids, masks = (pad_sequence([*map(torch.tensor, part)], True) for part in parts)
+            mask = masks[:, 1:].bool()
             logits = model(input_ids=ids).logits[:, :-1]
             loss = torch.nn.functional.cross_entropy(logits[mask], ids[:, 1:][mask])
             optimiser.zero_grad()
