@@ -3,7 +3,6 @@ the policies changes them."""
 
 import random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -170,8 +169,3 @@ def test_a_group_comes_back_to_its_seats_or_at_least_to_its_node():
     seats.leave("q")
     seats.leave("p")
     assert work("p", 1) == ({Seat(0, 0)}, set()), "three seats are free"
-
-
-def test_a_group_that_no_node_can_hold_is_refused():
-    with pytest.raises(ValueError, match="group 'p' needs 3 seats of one node, which has 2"):
-        Seats(Seating(2, nodes=2)).ask("p", 3)

@@ -237,15 +237,15 @@ def distance(one: RequestOutput, other: RequestOutput) -> float:
     Answers alone do not show an effect: where all tokens are about as likely, two different ones
     have nearly the same log-prob.
     """
-    ids = one.prompt_token_ids[1:]
-    pairs = zip(ids, ids, one.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True)
-    differences: list[float] = [
-        abs(of_a[a].logprob - of_b[b].logprob) for a, b, of_a, of_b in pairs
-    ]
-    first, second = one.outputs[0], other.outputs[0]
-    for a, b, of_a, of_b in zip(
-        first.token_ids, second.token_ids, first.logprobs, second.logprobs, strict=True
-    ):
+    (ids, of_ids), (others, of_others) = (
+        (
+            [*each.prompt_token_ids[1:], *each.outputs[0].token_ids],
+            [*each.prompt_logprobs[1:], *each.outputs[0].logprobs],
+        )
+        for each in (one, other)
+    )
+    differences = list[float]()
+    for a, b, of_a, of_b in zip(ids, others, of_ids, of_others, strict=True):
         differences.append(abs(of_a[a].logprob - of_b[b].logprob))
         if a != b:
             break

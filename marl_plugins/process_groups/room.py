@@ -35,7 +35,7 @@ from marl_plugins import RunEnded, TrainingProcesses
 from marl_plugins.core.process_backend import TrainingSpec
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.engine.hosts import cpu
-from marl_plugins.engine.hosts.devices import critic_gpus, ranks_of_one_sequence, training_gpus
+from marl_plugins.engine.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.engine.hosts.prebuild import clear_abandoned_locks, extensions_folder
 from marl_plugins.engine.processes.deaths import DEATHS
 from marl_plugins.engine.processes.launch import GroupOfOthers, all_streamed, not_started
@@ -137,9 +137,8 @@ class SeatRoom:
             for member in self.members.values()
             for state in member.states.get(kind, ())
             for part in state
+            if len(self.nodes) == 1  # else it would fetch those of other nodes
         ]
-        if len(self.nodes) > 1:  # it would fetch those of other nodes
-            waiting = []
         return handle, handle.warm_up.remote(self.touched, waiting)
 
     async def spare(self, seat: Seat, kind: str) -> Any:
@@ -262,16 +261,9 @@ class SeatedProcesses(TrainingProcesses):
 
     def launch(self, shared: Any) -> None:
         """Starts nothing: that waits until the policy computes for the first time."""
-        same = ranks_of_one_sequence(self.args)
-
-        def group(size: Any, kind: Any) -> GroupOfOthers:
-            return GroupOfOthers(
-                size.num_nodes, size.num_gpus_per_node, kind, duplicate_actors=same
-            )
-
-        self.groups["policy"] = group(self.args.actor, RemotePolicyActor)
+        self.groups["policy"] = GroupOfOthers(self.args.actor, self.args)
         if critic_gpus(self.args):
-            self.groups["critic"] = group(self.args.critic, RemoteCriticActor)
+            self.groups["critic"] = GroupOfOthers(self.args.critic, self.args)
 
     @contextlib.asynccontextmanager
     async def active(self) -> AsyncIterator[None]:

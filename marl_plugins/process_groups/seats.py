@@ -98,15 +98,8 @@ class Seats:
         self._previous: dict[str, tuple[Seat, ...]] = {}
 
     def ask(self, group: str, count: int) -> SeatRequest:
-        """Returns a request of a group, which has asked for the same number of seats each time.
-
-        Raises:
-            ValueError: It needs more seats than a node has.
-        """
-        if not 0 < count <= self.seating.seats:
-            raise ValueError(
-                f"group {group!r} needs {count} seats of one node, which has {self.seating.seats}"
-            )
+        """Returns a request of a group, which asks for the same number of seats each time, and for
+        no more than a node has (`check_seating`)."""
         request = SeatRequest(group, count)
         self.waiting.append(request)
         return request

@@ -4,7 +4,6 @@ the states of policies without processes take."""
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 
 from marl_plugins import Run
 
@@ -15,9 +14,14 @@ from marl_plugins.engine.plan.estimate import parameters
 from marl_plugins.process_groups.seats import Seat, Seating
 
 
-def seats_needed(args: SimpleNamespace) -> int:
-    """Returns the seats of a policy with its critic; the reference is in the policy's processes."""
-    return training_gpus(args) + critic_gpus(args)
+def seats_needed(run: Run) -> dict[str, int]:
+    """Returns the seats of each trained policy with its critic; the reference is in the policy's
+    processes."""
+    return {
+        p.name: training_gpus(args) + critic_gpus(args)
+        for p in run.policies
+        if p.trainable and (args := run.policy_args[p.name])
+    }
 
 
 def engine_seats(run: Run, seating: Seating) -> dict[str, tuple[Seat, ...]]:

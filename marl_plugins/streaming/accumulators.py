@@ -73,16 +73,13 @@ class Accumulators:
         for key, mask in masks.items():
             centre = self.centres.get(key, 0.0) if self.late else 0.0
             inside = mask.bool()
-            self._add(
-                self.with_advantages, key, loss(torch.where(inside, advantages - centre, 0.0))
-            )
+            with_advantages = loss(torch.where(inside, advantages - centre, 0.0))
+            self.with_advantages[key] = self._sum(self.with_advantages.get(key), with_advantages)
             if self.late:
-                self._add(self.with_ones, key, loss(inside.to(advantages.dtype)))
+                with_ones = loss(inside.to(advantages.dtype))
+                self.with_ones[key] = self._sum(self.with_ones.get(key), with_ones)
         if rest is not None:
             self.rest = self._sum(self.rest, rest, keep=False)
-
-    def _add(self, sums: dict[Hashable, Sums], key: Hashable, loss: Tensor) -> None:
-        sums[key] = self._sum(sums.get(key), loss)
 
     def _sum(self, sums: Sums | None, loss: Tensor, keep: bool = True) -> Sums:
         """Adds the gradient of a loss to what is there already; upstream's entropy is compiled, and

@@ -193,8 +193,8 @@ def _of_a_policy(args: SimpleNamespace, name: str, run: Run) -> Iterator[Problem
         yield Problem(
             "streaming.clip_range", where, got, fix="remove --reward.clip_range", flags=flags
         )
-    if (size := getattr(args.ds, "ring_attn_size", 1)) > 1:
-        got = f"{size}: ranks share a sequence; tried is one rank for each"
+    if args.ds.ring_attn_size > 1:
+        got = f"{args.ds.ring_attn_size}: ranks share a sequence; tried is one rank for each"
         yield Problem(
             "streaming.ring", at(flag="ds.ring_attn_size"), got, fix=f"set {own}ds.ring_attn_size 1"
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -72,18 +73,13 @@ class AccumulatedSequence:
             largest: The largest |advantage| of the policy's rows: a ten-thousandth of it is no
                 difference, nor is rounding.
         """
-        normalised, size = torch.zeros_like(self.advantages), torch.zeros_like(self.advantages)
+        means, deviations = torch.zeros(2, *self.groups.shape)
         for number, name in enumerate(self.names):
-            if name in last:
-                mean, deviation = last[name]
-                normalised = torch.where(
-                    self.groups == number, (self.advantages - mean) / deviation, normalised
-                )
-                size = torch.where(
-                    self.groups == number, (self.advantages.abs() + abs(mean)) / deviation, size
-                )
-        now = torch.where(self.groups >= 0, item.advantages, 0.0)
-        return bool(((normalised - now).abs() <= 1e-4 * largest + 1e-5 * size).all())
+            mine = self.groups == number
+            means[mine], deviations[mine] = last.get(name, (0.0, 1.0))
+        off = ((self.advantages - means) / deviations - item.advantages).abs()
+        size = (self.advantages.abs() + means.abs()) / deviations
+        return bool((off <= 1e-4 * largest + 1e-5 * size)[self.groups >= 0].all())
 
 
 class GradientAccumulation:
@@ -222,7 +218,4 @@ def means_over_rows(p: PreparedExperience, kl_in_loss: bool) -> dict[str, float]
         f: [float(getattr(item, f)) for item in p.items]
         for f in ("response_length", "truncated", "total_length")
     }
-    return {
-        name: sum(value * count for value, count in zip(each, rows, strict=True)) / sum(rows)
-        for name, each in values.items()
-    }
+    return {name: fmean(each, weights=rows) for name, each in values.items()}

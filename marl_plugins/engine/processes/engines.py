@@ -87,14 +87,6 @@ class EngineProcess:
         if self.where is not None:
             self.where.kill()
 
-    def fate(self, silence: float) -> str:
-        """Returns what has become of it, once it is dead."""
-        return (
-            f"answered nothing for {silence:g} s (limits.silence_seconds; {self.silent})"
-            if self.silent
-            else "died"
-        )
-
     def kill(self) -> None:
         """Ends the process, if it still runs, and gives its devices back."""
         with contextlib.suppress(RayActorError):
@@ -110,47 +102,7 @@ class RestartBudget:
         self.left = restarts
 
 
-class ServedPolicies:
-    """The policies that some engines answer for, each with weights of its own."""
-
-    def __init__(self) -> None:
-        self.versions: dict[str, tuple[int, ...]] = {}
-        """By policy, whose answers are taken: one, and while its weights change the new one too."""
-        self._given: dict[str, list[int]] = {}
-        """By policy, the versions that the engines have been given, in their order."""
-        self._restores: dict[str, Restore] = {}
-
-    def serve(self, policy: str, restore: Restore) -> None:
-        """Answers for a policy too.
-
-        Args:
-            restore: Gives a new engine, by its handle, that policy's current weights.
-        """
-        self.versions[policy], self._restores[policy], self._given[policy] = (0,), restore, []
-
-    async def restore(self, handle: ActorHandle) -> None:
-        """Gives a new engine the current weights of every policy that it answers for."""
-        for restore in self._restores.values():
-            await restore(handle)
-
-    @contextlib.contextmanager
-    def changing(self, policy: str, version: int) -> Iterator[None]:
-        """Accepts answers of either weights of a policy while the engines are given those of a
-        version."""
-        self.versions[policy] = (*self.versions[policy], version)
-        self._given[policy].append(version)
-        yield
-        self.versions[policy] = (version,)
-
-    def since(self, policy: str) -> Callable[[], list[int]]:
-        """Returns what gives the versions by which an answer may be that is asked for now, once it
-        is there."""
-        before, later = self.versions[policy], self._given[policy]
-        count = len(later)
-        return lambda: [*before, *later[count:]]
-
-
-class EnginePool(ServedPolicies, RequestQueue):
+class EnginePool(RequestQueue):
     """The engines of a policy, and the requests that wait for one.
 
     Several policies may share a pool (`serve`), where an engine answers for each of them with its
@@ -181,12 +133,17 @@ class EnginePool(ServedPolicies, RequestQueue):
         silence: float,
         in_flight: int,
     ):
-        RequestQueue.__init__(self, engines, in_flight)
-        ServedPolicies.__init__(self)
+        super().__init__(engines, in_flight)
+        self.engines: list[EngineProcess] = engines
         self.policy = policy
         self.start = start
         self.budget = budget
         self.silence = silence
+        self.versions: dict[str, tuple[int, ...]] = {}
+        """By policy, whose answers are taken: one, and while its weights change the new one too."""
+        self._given: dict[str, list[int]] = {}
+        """By policy, the versions that the engines have been given, in their order."""
+        self._restores: dict[str, Restore] = {}
         self.serve(policy, restore)
         self.signature: Mapping[str, object] = {}
         """What an engine must have in common with this pool's in order to come here; see
@@ -213,6 +170,35 @@ class EnginePool(ServedPolicies, RequestQueue):
     def handles(self) -> list[ActorHandle]:
         return [engine.handle for engine in self.engines]
 
+    def serve(self, policy: str, restore: Restore) -> None:
+        """Answers for a policy too.
+
+        Args:
+            restore: Gives a new engine, by its handle, that policy's current weights.
+        """
+        self.versions[policy], self._restores[policy], self._given[policy] = (0,), restore, []
+
+    async def restore(self, handle: ActorHandle) -> None:
+        """Gives a new engine the current weights of every policy that it answers for."""
+        for restore in self._restores.values():
+            await restore(handle)
+
+    @contextlib.contextmanager
+    def changing(self, policy: str, version: int) -> Iterator[None]:
+        """Accepts answers of either weights of a policy while the engines are given those of a
+        version."""
+        self.versions[policy] = (*self.versions[policy], version)
+        self._given[policy].append(version)
+        yield
+        self.versions[policy] = (version,)
+
+    def since(self, policy: str) -> Callable[[], list[int]]:
+        """Returns what gives the versions by which an answer may be that is asked for now, once it
+        is there."""
+        before, later = self.versions[policy], self._given[policy]
+        count = len(later)
+        return lambda: [*before, *later[count:]]
+
     async def generate(self, call: Call, choose: Choose) -> Generation:
         """Answers a request by the engine that `choose` picks of those with a free place; by
         another one if that one dies.
@@ -224,7 +210,7 @@ class EnginePool(ServedPolicies, RequestQueue):
         while True:
             if self._broken is not None:
                 raise self._broken
-            engine = await self.take_place(call, choose)
+            engine: EngineProcess = await self.take_place(call, choose)
             possible = self.since(call.policy)
             try:
                 answer = await engine.answer(call, self.silence)
@@ -382,7 +368,11 @@ async def travel(engine: EngineProcess, giver: EnginePool, taker: EnginePool) ->
 async def start_replacement(pool: EnginePool, engine: EngineProcess) -> None:
     """Replaces an engine that has died in a pool; the new one has the same home and the same
     devices, and sleeps or pauses where the others do."""
-    reason, home = engine.fate(pool.silence), engine.home or pool
+    reason, home = "died", engine.home or pool
+    if engine.silent:
+        reason = (
+            f"answered nothing for {pool.silence:g} s (limits.silence_seconds; {engine.silent})"
+        )
     engine.kill()
     if engine.where is not None:
         await in_daemon_thread(engine.where.end)

@@ -275,7 +275,15 @@ async def all_streamed(stream: ObjectRefGenerator) -> list[ObjectRef]:
 
 
 class GroupOfOthers(RayActorGroup):  # type: ignore[misc]
-    """Upstream's group of processes that it has not started; whoever has gives it their handles."""
+    """Upstream's group of processes that it has not started; whoever has gives it their handles.
+
+    Args:
+        size: `args.actor` or `args.critic`.
+    """
+
+    def __init__(self, size: SimpleNamespace, args: SimpleNamespace):
+        same = ranks_of_one_sequence(args)
+        super().__init__(size.num_nodes, size.num_gpus_per_node, None, duplicate_actors=same)
 
     def _initiate_actors(self, pg: Any, num_gpus_per_actor: float) -> None:
         self._actor_handlers: list[Any] = []

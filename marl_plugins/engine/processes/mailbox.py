@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import RayError, RayTaskError
@@ -112,7 +113,7 @@ class Postbox:
         """Begins to answer requests, and ends others that nobody waits for any longer."""
         for number, request in requests:
             task = self._answering[number] = asyncio.create_task(self._answer(number, request))
-            task.add_done_callback(lambda _, number=number: self._answering.pop(number))
+            task.add_done_callback(partial(self._answering.pop, number))
         for number in given_up:
             if number in self._answering:
                 self._answering[number].cancel()

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import ConfigurationError
@@ -77,8 +78,9 @@ class NodeFacts:
         return f"node {self.host} ({self.address})"
 
 
-def versions_here() -> dict[str, str]:
-    """Returns the versions that all nodes have in common, of this one."""
+def versions_here(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Returns the versions of Python, of this package and of others, which all nodes have in
+    common, of this one."""
     import marl_plugins
     from marl_plugins.core.version import __version__
 
@@ -86,7 +88,7 @@ def versions_here() -> dict[str, str]:
     for path in sorted(root.rglob("*.py")):
         code.update(str(path.relative_to(root)).encode() + path.read_bytes())
     there = {"Python": sys.version.split()[0], "openrlhf-marl": f"{__version__}-{code.hexdigest()}"}
-    for name in PACKAGES:
+    for name in packages:
         with contextlib.suppress(PackageNotFoundError):
             there[name] = version(name)
     return there
@@ -233,17 +235,13 @@ def ask_nodes(
         except RayError as error:
             name = known[node]["NodeManagerHostname"]
             late = isinstance(error, GetTimeoutError)
-            why = f"answers nothing for {seconds:g} s" if late else last_line(error)
+            said = str(error).strip().splitlines()  # the last line says what was raised
+            why = f"answers nothing for {seconds:g} s" if late else said[-1].strip()
             address = known[node]["NodeManagerAddress"]
             got = f"node {name} ({address}): {why}"
             fix = "see that it is up and not busy, with the same environment, or end its Ray"
             problems.append(Problem("nodes.silent", got=got, fix=fix))
     return facts, problems
-
-
-def last_line(error: Exception) -> str:
-    """Returns the last line of an error, which says what was raised."""
-    return str(error).strip().splitlines()[-1].strip()
 
 
 def problems_of(facts: Sequence[NodeFacts]) -> list[Problem]:
@@ -312,15 +310,13 @@ def probes(folders: Sequence[Path]) -> Iterator[dict[str, str]]:
         made = {}
         for folder in folders:
             there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-            probe = there / f".nodes-{secrets.token_hex(4)}"
+            probe = TemporaryDirectory(prefix=".nodes-", dir=there, ignore_cleanup_errors=True)
             try:
-                probe.mkdir()
-                stack.callback(shutil.rmtree, probe, ignore_errors=True)
-                (probe / secrets.token_hex(4)).touch()
+                made[str(folder)] = stack.enter_context(probe)
+                Path(made[str(folder)], secrets.token_hex(4)).touch()
             except OSError as error:
                 got = f"{there} cannot be written: {error.strerror}"
                 raise ConfigurationError(Problem("nodes.unwritable", got=got)) from error
-            made[str(folder)] = str(probe)
         yield made
 
 

@@ -81,8 +81,6 @@ def joined(pieces: Sequence[Piece]) -> bytes:
     """Returns pieces as one safetensors file."""
     if len(pieces) == 1:
         return b"".join(pieces[0])
-    with contextlib.ExitStack() as stack:
-        paths = [stack.enter_context(mapped(piece)) for piece in pieces]
-        files = map(safetensors.torch.load_file, paths)
-        whole: bytes = safetensors.torch.save(dict(ChainMap(*files)))
+    files = (safetensors.torch.load(b"".join(piece)) for piece in pieces)
+    whole: bytes = safetensors.torch.save(dict(ChainMap(*files)))
     return whole

@@ -13,6 +13,7 @@ with cpu.flash_attn_stand_in():
 import contextlib  # noqa: E402
 from collections.abc import Iterator, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 from unittest.mock import patch  # noqa: E402
 
@@ -31,7 +32,6 @@ from marl_plugins.engine.processes.training_process import TrainingProcess  # no
 from marl_plugins.engine.processes.trees import see_trees  # noqa: E402
 
 if TYPE_CHECKING:
-    from openrlhf.models import Actor
     from openrlhf.utils.deepspeed import DeepspeedStrategy
     from ray.actor import ActorHandle
 
@@ -45,7 +45,9 @@ upstream_actor.NaiveReplayBuffer = (
 class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
     """One training process of a policy."""
 
-    reference: Reference | None = None
+    reference: SimpleNamespace | None = None
+    """A frozen model in the policy's process, with the two attributes that upstream's `forward`
+    reads."""
 
     def init_model_from_pretrained(
         self,
@@ -180,15 +182,7 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
                     yield piece_of(some)
 
 
-class Reference:
-    """A frozen model in the policy's process, with the two attributes that upstream's `forward`
-    reads."""
-
-    def __init__(self, model: Actor, strategy: DeepspeedStrategy):
-        self.model, self.strategy = model, strategy
-
-
-def _reference(strategy: DeepspeedStrategy, pretrain: str) -> Reference:
+def _reference(strategy: DeepspeedStrategy, pretrain: str) -> SimpleNamespace:
     actor = upstream_actor.Actor(
         pretrain,
         attn_implementation=strategy.args.ds.attn_implementation,
@@ -199,7 +193,8 @@ def _reference(strategy: DeepspeedStrategy, pretrain: str) -> Reference:
         use_liger_kernel=strategy.args.ds.use_liger_kernel,
     )
     see_trees(actor)
-    return Reference(actor.eval().to(torch.cuda.current_device()), strategy)
+    model = actor.eval().to(torch.cuda.current_device())
+    return SimpleNamespace(model=model, strategy=strategy)
 
 
 class ReferenceActor(MasterPort, _UpstreamReference.__ray_metadata__.modified_class):  # type: ignore[misc]

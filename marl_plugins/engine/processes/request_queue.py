@@ -6,17 +6,14 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from marl_plugins.core.deadlines import not_counted
 from marl_plugins.core.roles import Call
 from marl_plugins.core.trajectory import path_order
 
-if TYPE_CHECKING:
-    from marl_plugins.engine.processes.engines import EngineProcess
-
-
-Choose = Callable[[list["EngineProcess"]], "EngineProcess"]
+Choose = Callable[[list[Any]], Any]
+"""Picks one of some engines (`EngineProcess`)."""
 Order = tuple[int, int, tuple[str, int]]
 
 
@@ -31,7 +28,7 @@ class RequestQueue:
         in_flight: Maximum number of requests at one engine.
     """
 
-    def __init__(self, engines: list[EngineProcess], in_flight: int):
+    def __init__(self, engines: list[Any], in_flight: int):
         self.engines = engines
         self.in_flight = in_flight
         self.waiting = 0
@@ -39,7 +36,7 @@ class RequestQueue:
         self.watchers: list[Callable[[], None]] = []
         """Called when a request begins to wait, when an engine has nothing to do, and when one has
         come."""
-        self._queue: list[tuple[Order, int, Choose, asyncio.Future[EngineProcess]]] = []
+        self._queue: list[tuple[Order, int, Choose, asyncio.Future[Any]]] = []
         """A heap. Requests that were given up stay in it until it is their turn."""
         self._numbers = itertools.count()
 
@@ -53,13 +50,13 @@ class RequestQueue:
         long as one may be."""
         return None
 
-    async def take_place(self, call: Call, choose: Choose) -> EngineProcess:
+    async def take_place(self, call: Call, choose: Choose) -> Any:
         """Waits for an engine with a free place, which is taken."""
         if not self.waiting and (free := self._free()):  # nobody is before it
             engine = choose(free)
             engine.load += 1
             return engine
-        future: asyncio.Future[EngineProcess] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._queue, (self.order(call), next(self._numbers), choose, future))
         self.waiting += 1
         self.hand_out()
@@ -76,7 +73,7 @@ class RequestQueue:
                 self.free_place(future.result())
             raise
 
-    def free_place(self, engine: EngineProcess) -> None:
+    def free_place(self, engine: Any) -> None:
         """Notes that an engine has one request less."""
         engine.load -= 1
         if not engine.load and engine.drained is not None and not engine.drained.done():
@@ -85,7 +82,7 @@ class RequestQueue:
         if not engine.load:
             self.tell()
 
-    def _free(self) -> list[EngineProcess]:
+    def _free(self) -> list[Any]:
         return [engine for engine in self.engines if engine.load < self.in_flight]
 
     def hand_out(self) -> None:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from openrlhf.trainer.ray.launcher import RayActorGroup
     from openrlhf.utils.deepspeed import DeepspeedStrategy
     from ray import ObjectRef
-    from ray.actor import ActorHandle
     from transformers import PreTrainedTokenizerBase
 
 
@@ -47,25 +46,14 @@ class ReferenceInPolicy:
     def __init__(self, group: RayActorGroup):
         self.group = group
 
-    @property
-    def _actor_handlers(self) -> list[ActorHandle]:
-        handles: list[ActorHandle] = self.group._actor_handlers
-        return handles
-
-    @property
-    def duplicate_actors(self) -> int:
-        """Processes that share a sequence."""
-        return int(self.group.duplicate_actors)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.group, name)
 
     def async_run_method_batch(self, method_name: str, **arguments: Any) -> list[ObjectRef]:
         assert method_name == "forward"
         references: list[ObjectRef] = self.group.async_run_method_batch(
             "reference_forward", **arguments
         )
-        return references
-
-    def async_run_method(self, method_name: str, *args: Any, **arguments: Any) -> list[ObjectRef]:
-        references: list[ObjectRef] = self.group.async_run_method(method_name, *args, **arguments)
         return references
 
 

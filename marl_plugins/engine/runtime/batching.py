@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.sequences import TokenSequence, TokenTree, grouped, tree_of
-from marl_plugins.core.threads import in_daemon_thread
-from marl_plugins.engine.processes.launch import TrainingProcesses
-from marl_plugins.engine.processes.upstream_trainer import ranks_of
 from marl_plugins.engine.runtime.experience import (
     Experience,
     PreparedExperience,
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
     from types import SimpleNamespace
 
     from openrlhf.trainer.ppo_utils.experience import Experience
-    from openrlhf.trainer.ray.launcher import RayActorGroup
 
 
 class BatchBuilder:
@@ -168,39 +163,6 @@ def rank_batches(
         for rank, share in enumerate(layout.ranks)
     ]
     return RankBatches(layout, parts, batches)
-
-
-async def hand_out(
-    processes: TrainingProcesses,
-    group: RayActorGroup,
-    prepared: PreparedExperience,
-    steps: int,
-    step: int,
-    batching: BatchBuilder,
-    of_policy: bool,
-) -> Layout:
-    """Gives each rank of the policy's or the critic's processes its part of the sequences for the
-    next fit, and returns the layout.
-
-    Args:
-        of_policy: The critic gets all rows, and has no extensions.
-    """
-    args, doing = processes.args, f"was given its rows in step {step}"
-    seed = derive_seed(args.train.seed, "fit", step, processes.policy)
-    limit, epochs = batching.limit("train"), args.train.max_epochs
-    rows = prepared.for_policy if of_policy else prepared
-    batches = await in_daemon_thread(
-        rank_batches, rows, ranks_of(group), steps, limit, seed, epochs
-    )
-    await processes.await_work(
-        doing,
-        *group.async_run_method_batch("append", experience=batches.parts),
-        *group.async_run_method_batch("lay_out", epochs=batches.epochs),
-        *group.async_run_method("prepare_fit", batches.layout.accumulation, seed),
-    )
-    for call in prepared.calls if of_policy else ():
-        await processes.extension(call.extension, call.method, *call.arguments)
-    return batches.layout
 
 
 def upstream_order(seed: int, epochs: int) -> Callable[[int, int], list[int]]:

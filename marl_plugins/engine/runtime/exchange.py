@@ -53,7 +53,7 @@ class StepExchange:
         """What has been read, as it finished."""
         self.left: dict[Trajectory, str] = {}
         """The trajectories of the rollout that are left out, with the reason."""
-        self._session = session
+        self.session = session
         self._own = set(own)
         self._known: set[tuple[str, str, int]] = set()
         self._free = asyncio.Semaphore(MOST_AT_ONCE)
@@ -67,7 +67,7 @@ class StepExchange:
                 "send others"
             )
         roles = {
-            a.role: self._session.cast.played_by(a.role, a.policy).chat for a in trajectory.actions
+            a.role: self.session.cast.played_by(a.role, a.policy).chat for a in trajectory.actions
         }
         words = TrajectoryWords(
             schema=SCHEMA_VERSION,
@@ -91,7 +91,7 @@ class StepExchange:
         check_origin(origin)
         words = read_words(record)
         task = self._task_of(words, task)
-        roles = self._session.cast(task, self.step, self._places.get(task.id), policy)
+        roles = self.session.cast(task, self.step, self._places.get(task.id), policy)
         trajectory = await self._said(words, task, roles, origin)
         trajectory.learner = policy or ""
         return trajectory
@@ -100,7 +100,7 @@ class StepExchange:
         """See `Exchange.again`."""
         check_origin(origin)
         words = TrajectoryWords.model_validate(self.write(trajectory))
-        task, cast = self._task_of(words), self._session.cast
+        task, cast = self._task_of(words), self.session.cast
         players = {a.role: cast.played_by(a.role, a.policy) for a in trajectory.actions}
         roles = cast(task, self.step, self._places.get(task.id)) | players
         repeated = await self._said(
@@ -111,8 +111,8 @@ class StepExchange:
 
     async def ask(self, task: Task, policy: str | None = None) -> Trajectory:
         """See `Exchange.ask`."""
-        place, roles = len(self.current), self._session.cast(task, self.step, None, policy)
-        return await self._session.rollout.one(
+        place, roles = len(self.current), self.session.cast(task, self.step, None, policy)
+        return await self.session.rollout.one(
             task, place, 0, self.step, None, roles=roles, scored=False
         )
 
@@ -149,7 +149,7 @@ class StepExchange:
         place = len(self.current) + len(self._known)
         async with self._free:
             speaker = _Speaker(self, words, sampled)
-            rollout = self._session.rollout
+            rollout = self.session.rollout
             trajectory = await rollout.one(
                 task,
                 place,
@@ -181,18 +181,10 @@ class StepExchange:
         chosen = set(answer)
         return sorted((t for t in self.received if t in chosen), key=lambda t: t.order)
 
-    def version(self, policy: str) -> int:
-        """Returns the version of a policy's weights."""
-        return int(self._session.policies[policy].version)
-
     def has_tokenizer(self, words: TrajectoryWords, role: str, chat: ChatFormat) -> bool:
         """Returns whether a record's ids of a role are ids of this run's tokenizer."""
         digest = self._digest(chat)
         return bool(digest) and words.tokenizers.get(role) == digest
-
-    def chat_of(self, call: Call) -> ChatFormat:
-        """Returns the chat format in which a role is asked."""
-        return self._session.cast.played_by(call.role, call.policy).chat
 
     def _digest(self, chat: ChatFormat) -> str:
         policy = chat.policy
@@ -239,10 +231,11 @@ class _Speaker:
             raise RefusedRecord(
                 "words", f"it has no answer of role {call.role!r} to what that is shown here"
             )
-        (answer, sampled), version = answers.popleft(), self._exchange.version(call.policy)
+        (answer, sampled), session = answers.popleft(), self._exchange.session
+        version = session.policies[call.policy].version
         if sampled is not None:
             return replace(sampled, version=version, changes=())
-        ids = self._ids(answer, self._exchange.chat_of(call), call)
+        ids = self._ids(answer, session.cast.played_by(call.role, call.policy).chat, call)
         finish = "length" if answer.end == "length" else "stop"
         # What a row is trained with is the trainer's to say (`forwarded` of
         # engine/runtime/experience.py).

@@ -110,7 +110,7 @@ class ForwardedExperience:
         """Mean absolute difference of the trainer's and the engine's log-probs over the tokens that
         the run itself has sampled."""
         t, own = self.tokens, torch.tensor([not row.trajectory.origin for row in self.rows])
-        mask = t.mask * own[:, None] if len(own) and not own.all() else t.mask
+        mask = t.mask * own[:, None]
         difference = ((t.log_probs - t.rollout_log_probs).abs() * mask).sum()
         return (difference / mask.sum()).item() if own.any() else 0.0
 
@@ -164,7 +164,7 @@ class PreparedExperience:
         excluded: Indices of sequences that the policy is not given, because an extension adds their
             gradients; its critic gets all.
         calls: What extensions are asked to do after `prepare_fit`, before the policy's fit
-            (`hand_out` in batching.py).
+            (`update` in policy.py).
         metrics: Numbers of the update that replace upstream's, where that sees only a part of the
             rows.
     """
@@ -305,13 +305,11 @@ def joined(
         parts: Hold every one of the sequences, and may hold others.
     """
     theirs = {actions_of(s): d for p in parts for s, d in zip(p.sequences, p.diffs, strict=True)}
-    # Of an action that was forwarded twice, the later time is that in one of the sequences.
+    # An action that was forwarded twice was so in one of the sequences the later time.
     numbered = enumerate(row.action for part in parts for row in part.rows)
     places = {action: number for number, action in numbered}
-    order, longest = (
-        [places[row.action] for row in rows],
-        max(len(row.action.generation.ids) for row in rows),
-    )
+    order = [places[row.action] for row in rows]
+    longest = max(len(row.action.generation.ids) for row in rows)
     tensors = {
         name: pad_sequence([v for p in parts for v in vars(p.tokens)[name]], batch_first=True)
         for name, values in vars(parts[0].tokens).items()
@@ -375,12 +373,8 @@ def estimate(
 
 def weighed(rows: Sequence[Row], advantages: Tensor) -> Tensor:
     """Returns advantages (rows, tokens), each row's multiplied by its weight."""
-    weights = [row.weight for row in rows]
-    return (
-        advantages
-        if set(weights) <= {1.0}
-        else advantages * torch.tensor(weights, dtype=advantages.dtype)[:, None]
-    )
+    weights = torch.tensor([row.weight for row in rows], dtype=advantages.dtype)
+    return advantages * weights[:, None]
 
 
 def before_statistics(

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import RunEnded, RunPaused
-from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row
 from marl_plugins.core.run import max_lag
 from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.steps import StepPart
-from marl_plugins.core.trajectory import Task, Trajectory
-from marl_plugins.engine.hook_faults import HookFaults
+from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.engine.hook_faults import HookFaults, guarded
 from marl_plugins.engine.runtime.crediting import check_versions
 from marl_plugins.engine.runtime.experience import PreparedExperience
 
@@ -43,6 +42,8 @@ class GuardedPart(StepPart):
         self.session = session
         self.sampled = sampled
         self._faults = HookFaults(plugin, HOOK)
+        for name in ("completed", "ledger", "record", "restore"):
+            setattr(self, name, guarded(plugin, HOOK, getattr(part, name), wraps=False))
 
     def source(self) -> AsyncGenerator[Sequence[Trajectory], None] | None:
         with self._faults:
@@ -64,10 +65,6 @@ class GuardedPart(StepPart):
         with self._faults:
             self.part.arrived(trajectory)
         self.sampled.check(self.plugin, HOOK, [trajectory])
-
-    def completed(self, trajectories: Sequence[Trajectory]) -> Sequence[Task]:
-        with self._faults:
-            return self.part.completed(trajectories)
 
     async def during_rollout(self) -> None:
         with self._faults:
@@ -130,18 +127,6 @@ class GuardedPart(StepPart):
         rows = [row for p in prepared for row in p.rows]
         check_versions(rows, self.session.trained, max_lag(self.session.plan.run))
 
-    def ledger(self) -> Ledger | None:
-        with self._faults:
-            return self.part.ledger()
-
     def metrics(self) -> Mapping[str, float]:
         with self._faults:
             return dict(self.part.metrics())
-
-    def record(self) -> object:
-        with self._faults:
-            return self.part.record()
-
-    def restore(self, record: Any) -> None:
-        with self._faults:
-            self.part.restore(record)

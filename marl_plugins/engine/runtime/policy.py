@@ -24,6 +24,7 @@ from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.process_backend import EngineKind, ProcessBackend, TrainingSpec
 from marl_plugins.core.rows import Row
+from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.sequences import TokenSequence, TokenTree, sequences_of, tree_of
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.engine.processes.backend import OwnProcesses
@@ -37,7 +38,7 @@ from marl_plugins.engine.processes.launch import not_started
 from marl_plugins.engine.processes.placement import EnginePlace
 from marl_plugins.engine.processes.upstream_trainer import UpstreamTrainer, ranks_of
 from marl_plugins.engine.processes.watchdog import locate
-from marl_plugins.engine.runtime.batching import BatchBuilder, check_steps, hand_out
+from marl_plugins.engine.runtime.batching import BatchBuilder, check_steps, rank_batches
 from marl_plugins.engine.runtime.experience import (
     NAMES,
     Experience,
@@ -48,6 +49,7 @@ from marl_plugins.engine.runtime.experience import (
     sequences_apart,
     tree_batch,
 )
+from marl_plugins.engine.runtime.layout import Layout
 from marl_plugins.engine.runtime.policy_engines import PolicyEngines
 
 if TYPE_CHECKING:
@@ -279,12 +281,14 @@ class UpstreamPolicy(PolicyEngines):
             "critic_": self.critic,
         }
         layouts = {
-            name: await hand_out(
-                self.processes, group, prepared, steps, step, self.batching, of_policy=not name
+            name: await self._hand_out(
+                group, prepared if name else prepared.for_policy, steps, step
             )
             for name, group in groups.items()
             if group and prepared.rows
         }
+        for call in prepared.calls if "" in layouts else ():
+            await self.processes.extension(call.extension, call.method, *call.arguments)
         metrics = {
             "optimiser_steps": 0.0,
             "fill_rows": 0.0,
@@ -305,6 +309,24 @@ class UpstreamPolicy(PolicyEngines):
                 "checked the critic's weights", *self.critic.async_run_method("check_finite")
             )
         return metrics
+
+    async def _hand_out(
+        self, group: RayActorGroup, prepared: PreparedExperience, steps: int, step: int
+    ) -> Layout:
+        """Gives each rank of the policy's or the critic's processes its part of the sequences for
+        the next fit, and returns the layout."""
+        args, limit = self.args.train, self.batching.limit("train")
+        seed = derive_seed(args.seed, "fit", step, self.name)
+        batches = await in_daemon_thread(
+            rank_batches, prepared, ranks_of(group), steps, limit, seed, args.max_epochs
+        )
+        await self.processes.await_work(
+            f"was given its rows in step {step}",
+            *group.async_run_method_batch("append", experience=batches.parts),
+            *group.async_run_method_batch("lay_out", epochs=batches.epochs),
+            *group.async_run_method("prepare_fit", batches.layout.accumulation, seed),
+        )
+        return batches.layout
 
     @while_active
     async def extension(

@@ -18,7 +18,8 @@ from marl_plugins.core.failures import InfrastructureFailure, RunPaused
 from marl_plugins.core.roles import Call
 from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Generation
-from marl_plugins.engine.processes.engines import Choose, EnginePool, RestartBudget
+from marl_plugins.engine.processes.engines import EnginePool, RestartBudget
+from marl_plugins.engine.processes.request_queue import Choose
 
 
 class ServedEngines(EnginePool):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.demonstrations import WarmStartConfig, encode
 from marl_plugins.core.failures import ConfigurationError, place_of
+from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.core.recipe.tiny import is_tiny
@@ -32,8 +33,6 @@ from marl_plugins.engine.runtime.roles import make_cast
 from marl_plugins.engine.runtime.tiny_model import resolve
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from marl_plugins.engine.runtime.policy import UpstreamPolicy
     from marl_plugins.engine.runtime.rollout import Rollout
 
@@ -82,7 +81,7 @@ class Session:
             raise ConfigurationError(problems)
         self.tools = tools_of(plan.plugins, plan.run)
         self.estimator = estimator_of(plan)
-        self.chats = self._chats(self._tokenizers())
+        self.chats = self._chats()
         self.cast = make_cast(plan.run, self.args, self.chats, self.tools)
 
     @property
@@ -252,51 +251,40 @@ class Session:
             for p in run.policies
         }
 
-    def _tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
-        from transformers import AutoConfig, AutoTokenizer
-
-        tokenizers, problems, trusted = {}, [], self.plan.options.trust_remote_code
-        for policy, args in self.args.items():
-            name, fast = args.actor.model_name_or_path, not args.data.disable_fast_tokenizer
-            try:
-                tokenizer = AutoTokenizer.from_pretrained(
-                    name, trust_remote_code=trusted, use_fast=fast
-                )
-            except (OSError, ValueError) as error:
-                problems.append(
-                    Problem(
-                        "models.tokenizer",
-                        at(policy=policy),
-                        f"the tokenizer of {name!r} cannot be loaded: {str(error).splitlines()[0]}",
-                    )
-                )
-                continue
-            config = AutoConfig.from_pretrained(name, trust_remote_code=trusted)
-            rows = config.get_text_config().vocab_size
-            if len(tokenizer) > rows:
-                got = f"its tokenizer has {len(tokenizer)} tokens, and its model {rows}"
-                fix = "put the model's own tokenizer into its folder, or enlarge its embedding"
-                problems.append(Problem("models.vocabulary", at(policy=policy), got, fix=fix))
-            tokenizer.padding_side = "left"
-            if tokenizer.pad_token is None:
-                tokenizer.pad_token = tokenizer.eos_token
-            tokenizers[policy] = tokenizer
-        if problems:
-            raise ConfigurationError(problems)
-        return tokenizers
-
-    def _chats(self, tokenizers: dict[str, PreTrainedTokenizerBase]) -> dict[str, ChatFormat]:
+    def _chats(self) -> dict[str, ChatFormat]:
         chats, problems = {}, []
-        for policy, tokenizer in tokenizers.items():
+        for policy in self.plan.run.policies:
             try:
-                template = next(p.template for p in self.plan.run.policies if p.name == policy)
-                folder = self.args[policy].actor.model_name_or_path
-                chats[policy] = ChatFormat(tokenizer, policy, (), template, self.day, ends(folder))
+                chats[policy.name] = self._chat(policy)
             except ConfigurationError as error:
                 problems += error.problems
         if problems:
             raise ConfigurationError(problems)
         return chats
+
+    def _chat(self, policy: Policy) -> ChatFormat:
+        from transformers import AutoConfig, AutoTokenizer
+
+        args, where = self.args[policy.name], at(policy=policy.name)
+        name, fast = args.actor.model_name_or_path, not args.data.disable_fast_tokenizer
+        trusted = self.plan.options.trust_remote_code
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                name, trust_remote_code=trusted, use_fast=fast
+            )
+        except (OSError, ValueError) as error:
+            got = f"the tokenizer of {name!r} cannot be loaded: {str(error).splitlines()[0]}"
+            raise ConfigurationError(Problem("models.tokenizer", where, got)) from error
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trusted)
+        rows = config.get_text_config().vocab_size
+        if len(tokenizer) > rows:
+            got = f"its tokenizer has {len(tokenizer)} tokens, and its model {rows}"
+            fix = "put the model's own tokenizer into its folder, or enlarge its embedding"
+            raise ConfigurationError(Problem("models.vocabulary", where, got, fix=fix))
+        tokenizer.padding_side = "left"
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        return ChatFormat(tokenizer, policy.name, (), policy.template, self.day, ends(name))
 
 
 def ends(model: str) -> list[int]:
