@@ -10,9 +10,9 @@ import pytest
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.engine.processes.nodes import (
+    NodeProcess,
     content_of,
     cut_off_from,
-    facts_here,
     probes,
     problems_of,
     remarks_on,
@@ -23,7 +23,7 @@ from marl_plugins.engine.processes.nodes import (
 def here(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text("{}")
-    return facts_here("1", "10.0.0.1", {"a model": str(folder)}, [])
+    return NodeProcess().facts({"a model": str(folder)}, [])
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def here(tmp_path_factory):
     ],
 )
 def test_what_differs_is_named_once(here, changed, problems, remarks):
-    one = replace(here, own_name="10.0.0.1", shared_memory=2**40, devices=2)
+    one = replace(here, address="10.0.0.1", own_name="10.0.0.1", shared_memory=2**40, devices=2)
     other = replace(one, host="m2", address="10.0.0.2")
     if "versions" in changed:
         changed = {"versions": {**one.versions, **changed["versions"]}}

@@ -16,7 +16,7 @@ per sequence, or, with `--sequences trees`, once (`TokenTree`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -43,14 +43,16 @@ class TokenSequence:
         """The last row's, for messages."""
         return self.rows[-1].name
 
+    @property
+    def predicted(self) -> Iterator[tuple[Row, slice]]:
+        """Yields each row with its sampled tokens' places among the T-1 that are predicted."""
+        for row, start in zip(self.rows, self.starts, strict=True):
+            yield row, slice(start - 1, start - 1 + len(row.action.generation.ids))
+
     @cached_property
     def trained(self) -> set[int]:
         """Indices in `ids` of what its rows have sampled."""
-        return {
-            start + n
-            for row, start in zip(self.rows, self.starts, strict=True)
-            for n in range(len(row.action.generation.ids))
-        }
+        return {n + 1 for _, places in self.predicted for n in range(places.start, places.stop)}
 
 
 def sequences_of(rows: Sequence[Row], merge: bool = True) -> list[TokenSequence]:

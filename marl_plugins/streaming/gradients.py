@@ -138,9 +138,8 @@ class GradientAccumulation:
     def _groups(self, sequence: TokenSequence, item: Experience, names: Sequence[str]) -> Tensor:
         """The number of the normalisation group at each sampled token, (tokens,)."""
         groups = torch.full(item.action_mask.shape, -1)
-        for row, start in zip(sequence.rows, sequence.starts, strict=True):
-            number = names.index(self.estimator.normalisation_group(row))
-            groups[start - 1 : start - 1 + len(row.action.generation.ids)] = number
+        for row, places in sequence.predicted:
+            groups[places] = names.index(self.estimator.normalisation_group(row))
         return groups
 
     def prepared(self, prepared: Sequence[PreparedExperience]) -> list[PreparedExperience]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.loading import load
@@ -78,17 +78,9 @@ class Extension:
         """Takes back what `state` returned, after the model has been loaded from a checkpoint."""
 
 
-def make_extensions(names: Iterable[str], trainer: ActorPPOTrainer) -> list[Extension]:
-    """Makes the extensions of one training process.
-
-    Args:
-        names: "module:Class" each; the module is a dotted name, or the path of a `.py` file.
-    """
-    return [extension_class(name)(trainer) for name in names]
-
-
 def extension_class(name: str) -> type[Extension]:
-    """Returns the class that "module:Class" names.
+    """Returns the class that "module:Class" names; the module is a dotted name, or the path of a
+    `.py` file.
 
     Raises:
         TypeError: It is no subclass of `Extension`.

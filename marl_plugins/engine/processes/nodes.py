@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,32 +47,30 @@ FREE_BYTES = 2**30
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What a node says of itself.
+    """What a node says of itself, and what the driver knows of it: its address, clock and devices.
 
     Args:
-        id: Ray's.
         host: Its name, for people.
-        address: By which Ray knows it.
         own_name: What its own name means to it: an address, or why it means none.
         versions: Of Python, of this package, with a digest of its files, and of `PACKAGES`.
         shared_memory: Free bytes of /dev/shm.
-        clock: Seconds that its clock is ahead of the driver's.
-        devices: That it offers to Ray.
         folders: By what people call them, a digest of the names and sizes of a folder's files, or
             why it cannot be read.
         cut_off: The address of a node that it does not reach, and why; empty: it reaches all.
+        address: By which Ray knows it.
+        clock: Seconds that its clock is ahead of the driver's.
+        devices: That it offers to Ray.
     """
 
-    id: str
     host: str
-    address: str
     own_name: str
     versions: Mapping[str, str]
     shared_memory: int
+    folders: Mapping[str, str]
+    cut_off: str
+    address: str = ""
     clock: float = 0.0
     devices: int = 0
-    folders: Mapping[str, str] = field(default_factory=dict)
-    cut_off: str = ""
 
     def __str__(self) -> str:
         return f"node {self.host} ({self.address})"
@@ -92,34 +90,6 @@ def versions_here(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
         with contextlib.suppress(PackageNotFoundError):
             there[name] = version(name)
     return there
-
-
-def facts_here(
-    node: str, address: str, folders: Mapping[str, str], peers: Sequence[tuple[str, int]]
-) -> NodeFacts:
-    """Returns what this node says of itself.
-
-    Args:
-        node: Ray's id of it.
-        address: By which Ray knows it.
-        folders: Where it should see something, by what people call that.
-        peers: Where the raylets of all nodes listen.
-    """
-    host = socket.gethostname()
-    try:
-        own_name = socket.gethostbyname(host)
-    except OSError as error:
-        own_name = str(error)
-    return NodeFacts(
-        node,
-        host,
-        address,
-        own_name,
-        versions_here(),
-        shutil.disk_usage("/dev/shm").free,
-        folders={name: content_of(folder) for name, folder in folders.items()},
-        cut_off=cut_off_from(peers),
-    )
 
 
 def cut_off_from(peers: Sequence[tuple[str, int]]) -> str:
@@ -149,11 +119,20 @@ class NodeProcess:
         self._server: subprocess.Popen[bytes] | None = None
 
     def facts(self, folders: Mapping[str, str], peers: Sequence[tuple[str, int]]) -> NodeFacts:
-        """See `facts_here`."""
-        import ray
+        """Returns what this node says of itself.
 
-        node = ray.get_runtime_context().get_node_id()
-        return facts_here(node, ray.util.get_node_ip_address(), folders, peers)
+        Args:
+            folders: Where it should see something, by what people call that.
+            peers: Where the raylets of all nodes listen.
+        """
+        host = socket.gethostname()
+        try:
+            own_name = socket.gethostbyname(host)
+        except OSError as error:
+            own_name = str(error)
+        contents = {name: content_of(folder) for name, folder in folders.items()}
+        free = shutil.disk_usage("/dev/shm").free
+        return NodeFacts(host, own_name, versions_here(), free, contents, cut_off_from(peers))
 
     def clock(self) -> float:
         """Returns the seconds since the epoch."""
@@ -212,7 +191,7 @@ def ask_nodes(
     """Returns what the nodes say of themselves, the driver's first, and who says nothing.
 
     Args:
-        folders: As of `facts_here`.
+        folders: As of `NodeProcess.facts`.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayError
@@ -224,20 +203,20 @@ def ask_nodes(
     asked = {node: handle.facts.remote(folders, peers) for node, handle in handles.items()}
     here, until = ray.get_runtime_context().get_node_id(), time.monotonic() + seconds
     facts, problems = [], []
-    for node in sorted(asked, key=lambda node: (node != here, known[node]["NodeManagerAddress"])):
+    addresses = {node: known[node]["NodeManagerAddress"] for node in asked}
+    for node, address in sorted(addresses.items(), key=lambda pair: (pair[0] != here, pair[1])):
         try:
             theirs: NodeFacts = ray.get(asked[node], timeout=max(0.1, until - time.monotonic()))
             sent = time.time()
             there = ray.get(handles[node].clock.remote(), timeout=10.0)
             ahead = there - (sent + time.time()) / 2
             devices = int(known[node]["Resources"].get("GPU", 0))
-            facts.append(replace(theirs, clock=ahead, devices=devices))
+            facts.append(replace(theirs, address=address, clock=ahead, devices=devices))
         except RayError as error:
             name = known[node]["NodeManagerHostname"]
             late = isinstance(error, GetTimeoutError)
             said = str(error).strip().splitlines()  # the last line says what was raised
             why = f"answers nothing for {seconds:g} s" if late else said[-1].strip()
-            address = known[node]["NodeManagerAddress"]
             got = f"node {name} ({address}): {why}"
             fix = "see that it is up and not busy, with the same environment, or end its Ray"
             problems.append(Problem("nodes.silent", got=got, fix=fix))
@@ -310,8 +289,8 @@ def probes(folders: Sequence[Path]) -> Iterator[dict[str, str]]:
         made = {}
         for folder in folders:
             there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-            probe = TemporaryDirectory(prefix=".nodes-", dir=there, ignore_cleanup_errors=True)
             try:
+                probe = TemporaryDirectory(prefix=".nodes-", dir=there, ignore_cleanup_errors=True)
                 made[str(folder)] = stack.enter_context(probe)
                 Path(made[str(folder)], secrets.token_hex(4)).touch()
             except OSError as error:

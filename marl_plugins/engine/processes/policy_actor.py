@@ -23,7 +23,7 @@ import torch  # noqa: E402
 from openrlhf.trainer.ray.launcher import ReferenceModelActor as _UpstreamReference  # noqa: E402
 
 import marl_plugins.engine.processes.weighing_trainer  # noqa: E402, F401  # upstream's trainer is replaced by it
-from marl_plugins.engine.processes.extension import Extension, called, make_extensions  # noqa: E402
+from marl_plugins.engine.processes.extension import Extension, called, extension_class  # noqa: E402
 from marl_plugins.engine.processes.master_port import MasterPort  # noqa: E402
 from marl_plugins.engine.processes.optimiser_settings import keep_settings_when_loading  # noqa: E402
 from marl_plugins.engine.processes.pieces import PIECE_BYTES, Piece, piece_of, portions  # noqa: E402
@@ -71,7 +71,7 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
             cpu.make_adam_resumable(self.engine.basic_optimizer)
         if with_reference:
             self.reference = _reference(strategy, pretrain)
-        self.trainer.extensions = make_extensions(extensions, self.trainer)
+        self.trainer.extensions = [extension_class(name)(self.trainer) for name in extensions]
         self._restore_extensions()
 
     @property

@@ -30,10 +30,11 @@ def share(p: torch.nn.Parameter) -> Tensor:
     """Returns the elements that this process keeps (elements,): with ZeRO 3 those that it has, else
     one of as many equal pieces as there are ranks; the last one may be shorter."""
     mine = held(p)
-    if is_sharded(p):
-        return mine
-    ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-    return mine.tensor_split(ranks)[rank]
+    return mine if is_sharded(p) else _own_piece(mine)
+
+
+def _own_piece(whole: Tensor) -> Tensor:
+    return whole.tensor_split(torch.distributed.get_world_size())[torch.distributed.get_rank()]
 
 
 def put_in_place(
@@ -75,9 +76,6 @@ def _gathered(mine: Tensor, p: torch.nn.Parameter) -> Tensor:
     if is_sharded(p):
         return mine.to(p.dtype)
     whole = torch.zeros(p.numel(), dtype=torch.float32, device=p.device)
-    share_of_whole = whole.tensor_split(torch.distributed.get_world_size())[
-        torch.distributed.get_rank()
-    ]
-    share_of_whole.copy_(mine)
+    _own_piece(whole).copy_(mine)
     torch.distributed.all_reduce(whole)  # a sum with zeros is exact
     return whole.to(p.dtype)

@@ -195,10 +195,8 @@ class PreparedExperience:
                     )
                 item = copy.copy(item)
                 item.advantages = item.advantages.clone()
-                for row, start in zip(sequence.rows, sequence.starts, strict=True):
-                    item.advantages[start - 1 : start - 1 + len(row.action.generation.ids)] *= (
-                        weights.get(row, 1.0)
-                    )
+                for row, places in sequence.predicted:
+                    item.advantages[places] *= weights.get(row, 1.0)
             items.append(item)
         for row, weight in weights.items():
             row.action.advantages = tuple(weight * value for value in row.action.advantages)
@@ -247,9 +245,8 @@ def forwarded(
             if whole is None:
                 continue
             for values, sequence in zip(whole, batch, strict=True):
-                for row, start in zip(sequence.rows, sequence.starts, strict=True):
-                    end = start - 1 + len(row.action.generation.ids)
-                    said[name][row] = values[start - 1 : end]
+                for row, where in sequence.predicted:
+                    said[name][row] = values[where]
     tensors = {
         name: pad_sequence([mine[row] for row in rows], batch_first=True)
         for name, mine in said.items()
@@ -422,9 +419,7 @@ def sequence_items(
     lengths = [len(s.ids) - 1 for s in sequences]
     first, places = 0, []
     for s, length in zip(sequences, lengths, strict=True):
-        for row, start in zip(s.rows, s.starts, strict=True):
-            begin = first + start - 1
-            places.append(torch.arange(begin, begin + len(row.action.generation.ids)))
+        places += [torch.arange(first + p.start, first + p.stop) for _, p in s.predicted]
         first += length
     place = torch.cat(places)
 

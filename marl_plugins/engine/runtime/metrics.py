@@ -365,7 +365,12 @@ def remarks(
     """Returns what a person should know of a step in addition to its metrics."""
     texts = []
     if clipped := sum(p.clipped for p in prepared):
-        texts.append(clipped_returns(clipped, sum(len(p.rows) for p in prepared), scope))
+        sums = f"; a return sums the rewards of scope {scope!r}, so it grows with their number"
+        texts.append(
+            f"{clipped} of {sum(len(p.rows) for p in prepared)} returns lie outside "
+            f"--reward.clip_range and were clipped{sums if scope != 'action' else ''}. What lies "
+            "beyond the bound is not told apart; widen it (--reward.clip_range -1000 1000)"
+        )
     for policy in policies:
         texts += policy.engines.remarks
         policy.engines.remarks.clear()
@@ -412,21 +417,6 @@ def update_metrics(
     if norms := [s["actor_grad_norm"] for s in updates.values() if "actor_grad_norm" in s]:
         metrics["grad_norm/max"] = max(norms)
     return metrics | means({"kl/mean": [s["kl"] for s in updates.values() if "kl" in s]})
-
-
-def clipped_returns(clipped: int, rows: int, scope: Scope) -> str:
-    """Returns what a person should know of returns outside upstream's bounds, which are made equal
-    to the bound."""
-    sums = (
-        ""
-        if scope == "action"
-        else f"; a return sums the rewards of scope {scope!r}, so it grows with their number"
-    )
-    return (
-        f"{clipped} of {rows} returns lie outside --reward.clip_range and were clipped{sums}. What "
-        "lies beyond the bound is not "
-        "told apart; widen it (--reward.clip_range -1000 1000)"
-    )
 
 
 def rounds_of(trajectories: Iterable[Trajectory]) -> list[float]:

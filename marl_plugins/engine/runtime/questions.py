@@ -42,13 +42,12 @@ def make_ask(
             )
         context = chats[policy].opening([{**message} for message in messages])
         sampling = replace(samplings[policy], max_new_tokens=max_tokens)
-        longest = sampling.max_len
-        room = longest - len(context)
+        room = sampling.max_len - len(context)
         if room < 1:
             raise InfrastructureFailure(
                 "too_long",
                 f"a question of {len(context)} tokens leaves policy {policy!r} no room in "
-                f"{longest} (--data.max_len)",
+                f"{sampling.max_len} (--data.max_len)",
             )
         call = Call(
             policy=policy,

@@ -165,18 +165,16 @@ class Session:
     def placed(self) -> list[str]:
         """Returns a line for each node with the processes that are there; none where there is one
         node."""
-        places: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        names = {}
+        places: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         for policy in self.policies.values():
             ranks = policy.training.where if policy.training is not None else ()
             engines = [engine.where for engine in policy.engines.engines if policy.owns_engines]
-            for what, where in [("rank", p) for p in ranks] + [("engine", p) for p in engines]:
-                if where is not None:
-                    places[where.node][f"{policy.name} {what}"] += 1
-                    names[where.node] = where.host
+            for what, of_them in (("rank", ranks), ("engine", engines)):
+                for where in filter(None, of_them):
+                    places[where.node, where.host][f"{policy.name} {what}"] += 1
         lines = [
-            f"node {names[node]}: " + ", ".join(f"{what}s {n}" for what, n in sorted(there.items()))
-            for node, there in places.items()
+            f"node {host}: " + ", ".join(f"{what}s {n}" for what, n in sorted(there.items()))
+            for (_, host), there in places.items()
         ]
         return sorted(lines) if len(lines) > 1 else []
 

@@ -21,7 +21,7 @@ from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.steps import StepPart
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.core.trajectory import Generation, Task, Trajectory
-from marl_plugins.engine.manager import applies, check_tasks_of_step, chosen_tasks, parts_of
+from marl_plugins.engine.manager import check_tasks_of_step, chosen_tasks, parts_of
 from marl_plugins.engine.runtime.crediting import CreditAssignment
 from marl_plugins.engine.runtime.exchange import StepExchange
 from marl_plugins.engine.runtime.experience import ForwardedExperience, PreparedExperience, estimate
@@ -158,8 +158,6 @@ class RunningStep:
     async def exchange(self) -> None:
         """Lets plugins take trajectories out of the step and brings others in."""
         plugins, hook = self.session.plan.plugins, "marl_exchange"
-        if not any(applies(impl, self.session.plan.run) for impl in plugins.in_order(hook)):
-            return
         exchange = StepExchange(self.session, self.number, self.tasks, self.trajectories)
 
         def check(
