@@ -76,10 +76,14 @@ class SharedProcesses:
             return
         ranks = training_gpus(args)
         self._placement = bundles(ranks, seconds) if ranks > 1 and engines is None else None
-        nodes, each = args.actor.num_nodes, args.actor.num_gpus_per_node
         placement, share = engines or self._placement, 0.2 if engines else 1
         self.group = RayActorGroup(
-            nodes, each, RemoteSharedActor, placement, share, ranks_of_one_sequence(args)
+            args.actor.num_nodes,
+            args.actor.num_gpus_per_node,
+            RemoteSharedActor,
+            placement,
+            share,
+            ranks_of_one_sequence(args),
         )
 
     def handles(self) -> Sequence[ActorHandle]:

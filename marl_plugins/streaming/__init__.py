@@ -85,6 +85,4 @@ def marl_state(run: Run) -> dict[str, float]:
 
 @hookimpl
 def marl_restore(run: Run, state: Mapping[str, float]) -> None:
-    means = run.state(PreviousMeans)
-    means.clear()
-    means.update(state)
+    run.state(PreviousMeans).update(state)

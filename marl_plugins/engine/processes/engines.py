@@ -170,6 +170,10 @@ class EnginePool(RequestQueue):
     def handles(self) -> list[ActorHandle]:
         return [engine.handle for engine in self.engines]
 
+    @property
+    def _awaited(self) -> list[asyncio.Task[None]]:
+        return [task for task in self._coming.values() if not task.done()]
+
     def serve(self, policy: str, restore: Restore) -> None:
         """Answers for a policy too.
 
@@ -228,7 +232,7 @@ class EnginePool(RequestQueue):
         """See `RequestQueue.refusal`."""
         if self._broken is not None:
             return self._broken
-        if self.engines or self.away or not all(task.done() for task in self._coming.values()):
+        if self.engines or self.away or self._awaited:
             return None
         return InfrastructureFailure(
             "engine", f"policy {self.policy!r} has no engine left (limits.engine_restarts)"
@@ -252,9 +256,7 @@ class EnginePool(RequestQueue):
                     raise
                 await self.replace(engine)
 
-        await asyncio.gather(
-            *[asyncio.shield(task) for task in self._coming.values() if not task.done()]
-        )
+        await asyncio.gather(*map(asyncio.shield, self._awaited))
         if self._broken is not None:
             raise self._broken
         await asyncio.gather(*[one(engine) for engine in list(self.engines)])
@@ -305,13 +307,12 @@ class EnginePool(RequestQueue):
     def recall(self) -> None:
         """Gets a lent engine back where none is left here and none is coming: else requests would
         wait for ever."""
-        if self.engines or not all(task.done() for task in self._coming.values()):
+        if self.engines or self._awaited:
             return
-        if lent := next(
-            ((engine, pool) for engine, pool in self.away.items() if engine in pool.engines), None
-        ):
-            engine, pool = lent
-            pool.lend(engine, self)
+        for engine, pool in self.away.items():
+            if engine in pool.engines:
+                pool.lend(engine, self)
+                return
 
     def lend(self, engine: EngineProcess, to: EnginePool) -> asyncio.Task[None]:
         """Begins to give an engine to another policy's pool: from now on it is asked for nothing

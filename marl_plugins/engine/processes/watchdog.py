@@ -110,11 +110,11 @@ def _end(family: Sequence[tuple[int, float]]) -> None:
 def _gone(family: Sequence[tuple[int, float]], seconds: float) -> bool:
     """Waits for the end of processes; returns whether all have ended in time."""
     until = time.monotonic() + seconds
-    while running := any(_runs(*one) for one in family):
+    while any(_runs(*one) for one in family):
         if time.monotonic() > until:
-            break
+            return False
         time.sleep(0.02)
-    return not running
+    return True
 
 
 def _runs(pid: int, began: float) -> bool:

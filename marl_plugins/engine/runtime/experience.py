@@ -207,19 +207,14 @@ class PreparedExperience:
     def for_policy(self) -> PreparedExperience:
         """Returns what the policy itself is trained on: the sequences that are not excluded, or a
         weightless one where there is none."""
-        left = [n for n in range(len(self.items)) if n not in self.excluded]
         if not self.excluded:
             return self
-        if left:
-            return replace(
-                self,
-                sequences=[self.sequences[n] for n in left],
-                items=[self.items[n] for n in left],
-            )
-        shortest = min(range(len(self.items)), key=lambda n: len(self.sequences[n].ids))
-        return replace(
-            self, sequences=[self.sequences[shortest]], items=[weightless(self.items[shortest])]
-        )
+        pairs = [*zip(self.sequences, self.items, strict=True)]
+        left = [pair for number, pair in enumerate(pairs) if number not in self.excluded]
+        if not left:
+            sequence, item = min(pairs, key=lambda pair: len(pair[0].ids))
+            left = [(sequence, weightless(item))]
+        return replace(self, sequences=[s for s, _ in left], items=[item for _, item in left])
 
 
 def forwarded(

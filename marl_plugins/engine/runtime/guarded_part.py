@@ -80,21 +80,15 @@ class GuardedPart(StepPart):
     async def prepared(
         self, prepared: Sequence[PreparedExperience]
     ) -> Sequence[PreparedExperience]:
-        before = {p.policy: Counter(p.rows) for p in prepared}
-        with self._faults:
-            answer = await self.part.prepared(list(prepared))
-        self._check_prepared(before, answer)
-        return answer
-
-    def _check_prepared(
-        self, before: Mapping[str, Counter[Row]], prepared: Sequence[PreparedExperience]
-    ) -> None:
-        """Checks what policies are to be updated with.
+        """Returns what policies are to be updated with.
 
         Raises:
             RunPaused: It is not made of the rows that were given.
             RunEnded: A policy has two, or one of another version's rows.
         """
+        before = {p.policy: Counter(p.rows) for p in prepared}
+        with self._faults:
+            prepared = await self.part.prepared(list(prepared))
         who = f"plugin {self.plugin}: {HOOK}"
         if not isinstance(prepared, list | tuple) or not all(
             isinstance(p, PreparedExperience) for p in prepared
@@ -126,6 +120,7 @@ class GuardedPart(StepPart):
             )
         rows = [row for p in prepared for row in p.rows]
         check_versions(rows, self.session.trained, max_lag(self.session.plan.run))
+        return prepared
 
     def metrics(self) -> Mapping[str, float]:
         with self._faults:

@@ -228,14 +228,9 @@ class UpstreamPolicy(PolicyEngines):
     async def _computed(self, batches: Sequence[Sequence[TokenTree]]) -> list[Experience]:
         maker = self.trainer.experience_maker
 
-        def made() -> list[Experience]:
-            samples = [tree_batch(batch) for batch in batches]
-            computed: list[Experience] = maker.make_experience(samples)
-            return computed
-
-        experiences: list[Experience] = await self.processes.await_work(
-            "computed log-probs", in_daemon_thread(made)
-        )
+        made = in_daemon_thread(lambda: maker.make_experience([*map(tree_batch, batches)]))
+        experiences: list[Experience]
+        experiences = await self.processes.await_work("computed log-probs", made)
         return experiences
 
     async def _exact(self, tree: TokenTree) -> bool:

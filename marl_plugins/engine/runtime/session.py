@@ -65,16 +65,8 @@ class Session:
                 critic.model_name_or_path
             )
         if not plan.options.trust_remote_code:
-            refuse_code(
-                m
-                for a in self.args.values()
-                for m in (
-                    a.actor.model_name_or_path,
-                    a.critic.model_name_or_path,
-                    a.reward.model_name_or_path,
-                )
-                if m
-            )
+            rewards = (args.reward.model_name_or_path for args in self.args.values())
+            refuse_code([*self.models, *filter(None, rewards)])
         self.train_tasks, self.eval_tasks = plan.tasks("train"), plan.tasks("eval")
         self.tasks_by_id = {task.id: task for task in self.train_tasks}
         if problems := check_tasks(plan):
@@ -104,12 +96,9 @@ class Session:
     @property
     def models(self) -> list[str]:
         """Returns the names or folders of the models that processes load, on whatever node."""
-        named = [
-            model
-            for args in self.args.values()
-            for model in (args.actor.model_name_or_path, args.critic.model_name_or_path)
-        ]
-        return [model for model in dict.fromkeys(named) if model]
+        of_policies = ((args.actor, args.critic) for args in self.args.values())
+        named = dict.fromkeys(one.model_name_or_path for both in of_policies for one in both)
+        return [*filter(None, named)]
 
     def warm_start(self, display: Display) -> None:
         """Trains the tiny models on the recipe's demonstrations, where it has some; it takes

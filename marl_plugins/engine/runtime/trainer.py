@@ -23,9 +23,9 @@ from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.records.write import Records, writing
 from marl_plugins.engine.runtime.checkpoints import Checkpoints
 from marl_plugins.engine.runtime.circuit_breaker import CircuitBreaker
-from marl_plugins.engine.runtime.evaluator import Evaluator
 from marl_plugins.engine.runtime.experience import PreparedExperience
 from marl_plugins.engine.runtime.metrics import (
+    evaluation,
     first_prompts,
     lag_metrics,
     policy_outcome_metrics,
@@ -80,7 +80,6 @@ class Trainer:
         self.saving = StepSaver(session, records, checkpoints, display, self.rollouts)
         self.best = self.saving.best
         self.weight_sync = WeightSync(session)
-        self.evaluator = Evaluator(session, self.saving.further, self.weight_sync, display)
         self.breaker = CircuitBreaker(self.run.max_idle_steps)
         self.shown: set[str] = set()
 
@@ -267,11 +266,42 @@ class Trainer:
         return TrainedStep(ledger, prepared, updates, metrics, time.monotonic())
 
     async def evaluate(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
-        """Returns metrics and trajectories of the evaluation tasks, which are shown, and counted
-        for the circuit breaker."""
-        metrics, trajectories = await self.evaluator.evaluate(step)
+        """Returns metrics of the evaluation tasks, by the newest weights and by those that
+        extensions keep beside them (`marl_weights`), and the trajectories of the former, which are
+        shown, and counted for the circuit breaker.
+
+        Before the first step, extensions keep the weights themselves.
+        """
+        metrics, trajectories = await self._play(step)
+        for name, extension in self.saving.further.items() if step else ():
+            others, _ = await self._play(step, name, extension)
+            metrics |= {
+                f"{name}/{key.removeprefix('eval/')}": value for key, value in others.items()
+            }
         metrics |= self.best.after(step, metrics, self.display.say)
         self.breaker.evaluation(step, trajectories)
+        return metrics, trajectories
+
+    async def _play(
+        self, step: int, name: str = "", extension: str = ""
+    ) -> tuple[dict[str, float], list[Trajectory]]:
+        """Plays the evaluation tasks. An extension's weights are in the engines for so long, under
+        the version that these hold; nothing else runs meanwhile."""
+        session = self.session
+        trained = session.trained.values() if extension else ()
+        policies = session.policies.values()
+        # Before engines wake: they may share a device with training processes.
+        further = await all_of(policy.further(extension) for policy in trained)
+        await all_of(policy.wake() for policy in policies)
+        pieces_by_policy = zip(trained, further, strict=True)
+        await all_of(policy.give(pieces, policy.version) for policy, pieces in pieces_by_policy)
+        metrics, trajectories = await evaluation(
+            session.rollout, session.eval_tasks, self.run.args.eval, self.display
+        )
+        await all_of(policy.sleep() for policy in policies)
+        if extension:
+            await self.weight_sync.again()
+        self.display.evaluation(step, metrics, trajectories, name)
         return metrics, trajectories
 
 
