@@ -24,6 +24,7 @@ from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.runtime.penalties import penalise_lengths
 
 if TYPE_CHECKING:
+    from marl_plugins.core.processes import PolicyProcesses
     from marl_plugins.engine.runtime.policy import UpstreamPolicy
 
 
@@ -136,7 +137,7 @@ class CreditAssignment:
 
 
 def without_stale(
-    rows: Sequence[Row], trained: Mapping[str, UpstreamPolicy], oldest: int
+    rows: Sequence[Row], trained: Mapping[str, PolicyProcesses | UpstreamPolicy], oldest: int
 ) -> list[Row]:
     """Returns the rows whose oldest token is at most so many versions of its policy old; the others
     are told that they are `stale`."""
