@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.contracts.subject import finished, skipped_if_refused
+from marl_plugins.contracts.subject import skipped_if_refused
 from marl_plugins.contracts.tools import ToolContract
 from marl_plugins.core.credit import check_rewards, rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import Estimator, check_estimator, group_key
@@ -44,7 +44,7 @@ from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.plugin_names import BUILTINS
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.sampled import SampledActions
-from marl_plugins.core.scoring import Seen, checked_score, set_outcome
+from marl_plugins.core.scoring import Seen, answer_of, checked_score, set_outcome
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.engine.hook_faults import DEBUG
 from marl_plugins.engine.manager import chosen_tasks
@@ -190,9 +190,8 @@ class PluginContract(ToolContract):
 
     def _credit_alone(self, plan: Plan, trajectories: list[Trajectory]) -> dict[str, Any]:
         rewards_from_scores(trajectories)
-        asyncio.run(
-            finished(self._own(plan, "marl_credit", trajectories=trajectories, run=plan.run))
-        )
+        credited = {"trajectories": trajectories, "run": plan.run}
+        asyncio.run(answer_of(self._own, plan, "marl_credit", **credited))
         with failing():
             check_rewards(self.plugin_name, "marl_credit", trajectories)
         return {
@@ -214,13 +213,14 @@ class PluginContract(ToolContract):
         async with plan.plugins.started(run, "train"):
             for trajectory in _trajectories(run):
                 with suppress(InfrastructureFailure):
-                    own = self._own(plan, "marl_score_outcome", run=run, trajectory=trajectory)
-                    set_outcome(trajectory, await finished(own), roles)
+                    of = {"run": run, "trajectory": trajectory}
+                    outcome = await answer_of(self._own, plan, "marl_score_outcome", **of)
+                    set_outcome(trajectory, outcome, roles)
                 for action in trajectory.actions:
-                    arguments = {"action": action, "seen": Seen.of(trajectory, action)}
+                    acted = {"run": run, "action": action, "seen": Seen.of(trajectory, action)}
                     with suppress(InfrastructureFailure):
-                        own = self._own(plan, "marl_score_action", run=run, **arguments)
-                        checked_score(await finished(own), of=f"action of {action.role!r}")
+                        score = await answer_of(self._own, plan, "marl_score_action", **acted)
+                        checked_score(score, of=f"action of {action.role!r}")
 
     def test_select_chooses_among_the_rows(self) -> None:
         """Every kept row is one that was given, once; every other says why it is left out."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from unittest import SkipTest
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load
+from marl_plugins.engine.manager import wraps
 from marl_plugins.engine.plan.build import build_plan
 
 if TYPE_CHECKING:
@@ -57,17 +57,12 @@ class Subject:
         )
 
     def _own(self, plan: Plan, hook: str, **arguments: Any) -> Any:
-        """Returns what the plugin alone answers, which may be awaited (`finished`); None where it
-        does not implement the hook."""
+        """Returns what the plugin alone answers, which may be awaited; None where it does not
+        implement the hook."""
         for impl in plan.plugins.implementations(hook):
-            if impl.plugin_name == self.plugin_name and not (impl.wrapper or impl.hookwrapper):
+            if impl.plugin_name == self.plugin_name and not wraps(impl.opts):
                 return impl.function(*(arguments[name] for name in impl.argnames))
         return None
-
-
-async def finished(answer: Any) -> Any:
-    """Returns what a hook answers."""
-    return await answer if inspect.isawaitable(answer) else answer
 
 
 @contextmanager

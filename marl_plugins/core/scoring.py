@@ -110,9 +110,9 @@ def checked_score(score: float | None, of: str) -> float | None:
     return value
 
 
-async def answer_of(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Returns what a recipe's function answers, plain or async."""
-    answer = function(*arguments)
+async def answer_of(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Returns what a recipe's or a plugin's function answers, plain or async."""
+    answer = function(*arguments, **named)
     return await answer if inspect.isawaitable(answer) else answer
 
 

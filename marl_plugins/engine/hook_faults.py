@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -23,6 +23,7 @@ from marl_plugins.core.failures import (
     is_from_outside,
     leaves_of,
 )
+from marl_plugins.core.hookspecs import KINDS
 from marl_plugins.core.loading import text_of, users_line
 
 SAMPLING = ("marl_generate", "marl_score_action", "marl_score_outcome")
@@ -128,19 +129,19 @@ def guarded(
     plugin: str, hook: str, function: Callable[..., Any], wraps: bool
 ) -> Callable[..., Any]:
     """Returns a hook's implementation that raises as `HookFaults` says, also while its answer is
-    awaited.
+    awaited; one of a hook that is awaited may be a plain function too.
 
     Args:
         wraps: Whether it is a generator function around others'.
     """
     faults = HookFaults(plugin, hook)
 
-    async def awaited(answer: Awaitable[Any]) -> Any:
+    async def awaited(answer: Any) -> Any:
         with faults:
-            return await answer
+            return await answer if inspect.isawaitable(answer) else answer
 
     def finished(answer: Any) -> Any:
-        return awaited(answer) if inspect.isawaitable(answer) else answer
+        return answer if answer is None or not KINDS[hook].awaited else awaited(answer)
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:

@@ -9,7 +9,6 @@ by the path of a `.py` file (loading.py). How a hook's implementations are calle
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -28,6 +27,7 @@ from marl_plugins.core.loading import load, present, users_code, version_of
 from marl_plugins.core.loading import load_file as load_file  # copied recipes import it from here
 from marl_plugins.core.plugin_names import BUILTINS
 from marl_plugins.core.problems import Problem, Where, at
+from marl_plugins.core.scoring import answer_of
 from marl_plugins.core.steps import Step, StepPart
 from marl_plugins.core.trajectory import Task
 from marl_plugins.engine.hook_faults import IN_RUNS, guarded
@@ -86,13 +86,9 @@ class Plugins:
                 Problem("plugin.signature", at(plugin=name), " ".join(str(error).split()))
             )
             return
-        for hook, kind in KINDS.items():
+        for hook in IN_RUNS:
             for impl in (i for i in self.implementations(hook) if i.plugin_name == name):
-                around = bool(impl.wrapper or impl.hookwrapper)
-                if kind.awaited and not around:
-                    impl.function = _awaitable(impl.function)
-                if hook in IN_RUNS:
-                    impl.function = guarded(name, hook, impl.function, around)
+                impl.function = guarded(name, hook, impl.function, wraps(impl.opts))
 
     def implementations(self, hook: str) -> list[Any]:
         """Returns pluggy's records of a hook's implementations, the last to be called first."""
@@ -150,7 +146,7 @@ class Plugins:
         wrappers = [
             i.plugin_name
             for i in self.implementations(hook)
-            if i.plugin_name in self.names and (i.wrapper or i.hookwrapper)
+            if i.plugin_name in self.names and wraps(i.opts)
         ]
         with self._users_code(hook, place=at(plugin=wrappers) if wrappers else None):
             return getattr(self.hook, hook)(**arguments)
@@ -172,10 +168,10 @@ class Plugins:
         async with AsyncExitStack() as stack:
             for name in (*BUILTINS, *self.names):
                 if name in stops:
-                    stack.push_async_callback(_stop, stops[name], run)
+                    stack.push_async_callback(answer_of, _call, stops[name], run=run)
                 if name in starts:
                     with self._users_code("marl_start"):
-                        await _finished(_call(starts[name], run=run, purpose=purpose))
+                        await answer_of(_call, starts[name], run=run, purpose=purpose)
             yield
 
     async def chain(
@@ -190,7 +186,7 @@ class Plugins:
         """
         first = next(iter(inspect.signature(getattr(hookspecs, hook)).parameters))
         for impl in (i for i in self.in_order(hook) if applies(i, arguments.get("run"))):
-            result = await _finished(_call(impl, **{first: list(value), **arguments}))
+            result = await answer_of(_call, impl, **{first: list(value), **arguments})
             if result is None:
                 raise RunPaused(
                     f"plugin {impl.plugin_name}: {hook} returned nothing; it must return the "
@@ -208,13 +204,12 @@ class Plugins:
     def owners(self, hook: str, run: Run | None = None) -> list[str]:
         """Returns the named plugins that implement a hook; with a run, also built-ins that only
         some runs have, if it does."""
-        named = [name for name in self.names if self.implements(name, hook)]
-        some = [
-            i
-            for i in self.implementations(hook)
-            if i.plugin_name in BUILTINS and hasattr(i.function, "applies_if")
+        return [
+            impl.plugin_name
+            for impl in self.in_order(hook)
+            if impl.plugin_name in self.names
+            or (run is not None and hasattr(impl.function, "applies_if") and applies(impl, run))
         ]
-        return [*named, *(i.plugin_name for i in some if run is not None and applies(i, run))]
 
     def claims(self, hook: str, run: Run | None = None) -> bool:
         """Returns whether a named plugin (not a built-in) implements the hook; `run` as in
@@ -283,7 +278,7 @@ def clashes(plugins: Plugins) -> list[Problem]:
         claims = [
             impl.plugin_name
             for impl in plugins.implementations(hook)
-            if impl.plugin_name not in BUILTINS and not impl.wrapper and not impl.hookwrapper
+            if impl.plugin_name not in BUILTINS and not wraps(impl.opts)
         ]
         if kind.name in ("first", "around") and len(claims) > 1:
             where, got = (
@@ -371,8 +366,6 @@ def check_tasks_of_step(
     Raises:
         RunPaused: The step has one already, or the run does not have it.
     """
-    if not more:
-        return
     seen = {task.id for task in before}
     for task in more:
         if known.get(task.id) != task:
@@ -414,14 +407,6 @@ def _call(impl: Any, **arguments: Any) -> Any:
     return impl.function(*[arguments[name] for name in impl.argnames])
 
 
-async def _stop(impl: Any, run: Run) -> None:
-    await _finished(_call(impl, run=run))
-
-
-async def _finished(answer: Any) -> Any:
-    return await answer if inspect.isawaitable(answer) else answer
-
-
 def with_requirements(names: Iterable[str], problems: list[Problem]) -> dict[str, ModuleType]:
     """Returns modules by name: each named plugin, preceded by what it requires."""
     modules: dict[str, ModuleType] = {}
@@ -451,17 +436,3 @@ def with_requirements(names: Iterable[str], problems: list[Problem]) -> dict[str
     for name in names:
         add(name, None)
     return modules
-
-
-def _awaitable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A hook that is awaited may be a plain function too."""
-
-    async def ready(value: Any) -> Any:
-        return value
-
-    @functools.wraps(function)
-    def call(*arguments: Any) -> Any:
-        answer = function(*arguments)
-        return answer if answer is None or inspect.isawaitable(answer) else ready(answer)
-
-    return call
