@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs"))
     options = parser.parse_args()
     run, query = RunReader(options.run), query_of(terms_of(options.query))
-    entries = RunIndex(run, query.wanted, query.find).entries
+    entries = RunIndex(run, query).entries
     role = query.words.get("role")
     found = [
         (action.advantage, place, action.action)

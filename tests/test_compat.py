@@ -87,7 +87,7 @@ END = "    train(args)\n"
         ),
         (CLI, PARSER, f"    import torch\n{PARSER}", "command line", "torch is imported"),
         (CLI, END, f"    check(args)\n{END}", "validation", "NameError"),
-        (CLI, "train.agent_func_path", "train.func_path", "validation", "is gone"),
+        (CLI, "train.agent_func_path", "train.func_path", "flags", "is gone"),
         (LAUNCHER, "import", "<<<<<<< HEAD\nimport", "seams", "launcher.py:1: is not Python"),
     ],
 )

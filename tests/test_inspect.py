@@ -13,8 +13,7 @@ from marl_plugins.cli import main
 from marl_plugins.commands.inspect import command
 from marl_plugins.commands.inspect.compare import sign_test
 from marl_plugins.commands.inspect.index import RunIndex, texts_of
-from marl_plugins.commands.inspect.page_writer import Tokens
-from marl_plugins.commands.inspect.sampling import sampled
+from marl_plugins.commands.inspect.page_writer import Tokens, sampled
 from marl_plugins.commands.inspect.shown import trajectory_values
 from marl_plugins.commands.inspect.text import whole
 from marl_plugins.commands.query import query_of
@@ -98,7 +97,7 @@ QUERIES = [
 def test_a_query_selects_what_it_says(run, words, wanted):
     folder, made = run
     query = query_of(words)
-    index = RunIndex(RunReader(folder), query.wanted, query.find)
+    index = RunIndex(RunReader(folder), query)
     expected = [(t.step, t.task.id, t.sample) for t in made if wanted(t)]
     assert [entry.key for entry in index.entries] == expected and expected
 

@@ -131,8 +131,9 @@ def _twice(plan: Plan, split: str) -> dict[str, Any]:
 
 
 def _known(one: GraderFinding) -> dict[str, Any]:
-    shown = {"task": one.graded.task.id, "role": one.graded.role}
-    return shown | {
+    return {
+        "task": one.graded.task.id,
+        "role": one.graded.role,
         "kind": one.kind,
         "answer": one.answer,
         "outcome": one.outcome,

@@ -41,12 +41,9 @@ def main(words: Sequence[str]) -> int:
     if not any(w.partition("=")[0] in ("--recipe", "--plugin") for w in words):
         from marl_plugins.engine.plan.flags import OWN_FLAGS
 
-        if ours := [
-            w
-            for w in words
-            if w.partition("=")[0].removeprefix("--") in OWN_FLAGS and w.startswith("--")
-        ]:
-            where = at(flag=ours[0].partition("=")[0].removeprefix("--"))
+        named = (w[2:].partition("=")[0] for w in words if w.startswith("--"))
+        if ours := [name for name in named if name in OWN_FLAGS]:
+            where = at(flag=ours[0])
             got = "is about multi-agent training, and nothing multi-agent was asked for"
             fix = "give --recipe RECIPE or --plugin NAME as well"
             raise ConfigurationError(Problem("train.no_recipe", where, got, fix=fix))

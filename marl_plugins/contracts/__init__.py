@@ -364,7 +364,6 @@ class EmptyExchange:
             "task": trajectory.task.id,
             "prompt": trajectory.task.prompt,
             "sample": trajectory.sample,
-        } | {
             "tokenizers": {},
             "answers": [],
         }

@@ -14,7 +14,7 @@ import hashlib
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -475,12 +475,7 @@ class Trajectory:
         """Returns the actions that the one at `path` depends on, directly or through others,
         ordered as by `sort`."""
         by_path = {a.path: a for a in self.actions}
-        pending, reached = list(by_path[path].parents), set()
-        while pending:
-            parent = pending.pop()
-            if parent not in reached and parent in by_path:
-                reached.add(parent)
-                pending += by_path[parent].parents
+        reached = paths_before(by_path[path], by_path)
         return in_graph_order([a for a in self.actions if a.path in reached]) if reached else []
 
     def descendants(self, path: str) -> set[str]:
@@ -491,6 +486,17 @@ class Trajectory:
             if reached.intersection(action.parents):
                 reached.add(action.path)
         return reached
+
+
+def paths_before(action: Action, by_path: Mapping[str, Action]) -> set[str]:
+    """Returns the paths of the actions that one depends on, directly or through others."""
+    pending, reached = list(action.parents), set[str]()
+    while pending:
+        parent = pending.pop()
+        if parent not in reached and parent in by_path:
+            reached.add(parent)
+            pending += by_path[parent].parents
+    return reached
 
 
 def in_graph_order(actions: Sequence[Action]) -> list[Action]:

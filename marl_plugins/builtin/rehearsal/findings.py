@@ -9,7 +9,7 @@ from marl_plugins.builtin.rehearsal.labels import MARK, MARK_OF_NUMBERS
 from marl_plugins.builtin.rehearsal.traced import Trace, TracedSource, spans
 from marl_plugins.builtin.rehearsal.trial import ROLE_SECONDS, Trial
 from marl_plugins.core.problems import Problem
-from marl_plugins.core.trajectory import Action, Task
+from marl_plugins.core.trajectory import Task, paths_before
 from marl_plugins.core.workflow import RoleCall, forgotten
 from marl_plugins.engine.plan.script import WORD
 from marl_plugins.engine.plan.user_code_thread import Failure, where_of
@@ -88,7 +88,7 @@ def lost_dependencies(trial: Trial) -> list[Problem]:
         words = dict.fromkeys(SAID.findall(text))
         if not words:
             continue
-        known = ancestors(call.action, by_path)
+        known = paths_before(call.action, by_path) if call.action else set()
         for word in words:
             action = by_word.get(word)
             if action is not None and action.path not in known:
@@ -105,18 +105,6 @@ def lost_dependencies(trial: Trial) -> list[Problem]:
         )
         for (place, role, name), others in roles.items()
     ]
-
-
-def ancestors(action: Action | None, by_path: dict[str, Action]) -> set[str]:
-    """Returns the paths of the actions that one depends on, directly or through others."""
-    reached: set[str] = set()
-    left = list(action.parents) if action else []
-    while left:
-        path = left.pop()
-        if path not in reached and path in by_path:
-            reached.add(path)
-            left += by_path[path].parents
-    return reached
 
 
 def shown_in(calls: Iterable[RoleCall]) -> Iterator[tuple[RoleCall, str, str]]:

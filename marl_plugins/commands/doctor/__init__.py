@@ -53,9 +53,6 @@ def main(words: Sequence[str]) -> int:
     """Prints the findings, and returns the exit code 0 only when training can work."""
     plugins = checking_plugins(words)
     parser = build_parser(plugins)
-    if "--help" in words or "-h" in words:
-        print(parser.format_help(), end="")
-        return 0
     options, others = parser.parse_known_args(words)
     if others and not (options.recipe or options.plugin):
         fix = "flags of `openrlhf train` go with --recipe or --plugin"
@@ -177,8 +174,10 @@ def examine(
     from marl_plugins.engine.records.display import Display
 
     trials: list[Check] = [
-        lambda: engines.try_engine(device),
-        lambda: engines.try_training(device),
+        *(
+            functools.partial(engines.try_import, *imported, device)
+            for imported in engines.IMPORTED
+        ),
         engines.try_ray,
         *(functools.partial(lines_of, plugin, plan, options, False) for plugin in plugins),
     ]

@@ -53,36 +53,35 @@ print(json.dumps({"ray": ray.__version__, "gpus": gpus, "cpus": cpus}))
 """
 
 
-def try_engine(device: str) -> list[Finding]:
-    """Imports what an engine's process imports."""
-    fix = f"install vLLM for {device}, or: export {cpu.DEVICE}=IMPORTED"
-    return [_try_import("engines", "an engine process", ENGINE, device, fix)]
+IMPORTED = (
+    (
+        "engines",
+        "an engine process",
+        ENGINE,
+        f"install vLLM for WANTED, or: export {cpu.DEVICE}=FOUND",
+    ),
+    ("training", "a training process", TRAINING, "export DS_ACCELERATOR=WANTED"),
+)
+"""What is imported, the process that does, its script, and what to do where it would run on the
+device FOUND in place of the one WANTED."""
 
 
-def try_training(device: str) -> list[Finding]:
-    """Imports what a training process imports."""
-    fix = f"export DS_ACCELERATOR={device}"
-    return [_try_import("training", "a training process", TRAINING, device, fix)]
-
-
-def _try_import(what: str, process: str, script: str, device: str, fix: str) -> Finding:
-    """Imports what a process imports.
-
-    Args:
-        fix: What to do where it would run on another device, IMPORTED.
-    """
+def try_import(what: str, process: str, script: str, fix: str, device: str) -> list[Finding]:
+    """Imports what a process imports (`IMPORTED`)."""
     report, seconds, problem = run_script(script, device)
     if report is None:
         text = f"{process} cannot be started: {problem}"
-        return error(what, text, _command_for_details(script, device))
+        shows = f"python -c '{script.strip().partition(',')[0]}' shows the full error"
+        return [error(what, text, f"{cpu.DEVICE}={device} {shows}")]
     text = f"{report['library']} for {report['device']}, imported in {seconds:.0f} s"
     if report["device"] != device:
         text = f"{text}, and the run would be on {device}"
-        return error(what, text, fix.replace("IMPORTED", report["device"]))
+        fix = fix.replace("WANTED", device).replace("FOUND", report["device"])
+        return [error(what, text, fix)]
     if device == "cuda" and report.get("gpus") == 0:
         fix = "python -c 'import torch; torch.cuda.init()' shows why"
-        return error(what, f"{text}; torch sees no GPU", fix)
-    return ok(what, text)
+        return [error(what, f"{text}; torch sees no GPU", fix)]
+    return [ok(what, text)]
 
 
 def try_ray() -> list[Finding]:
@@ -157,10 +156,3 @@ def run_script(
         ValueError,
     ):  # whatever it imports may end the process, or print on the way out
         return None, seconds, f"it printed {out.strip()[-200:]!r}, expected a line of JSON"
-
-
-def _command_for_details(script: str, device: str) -> str:
-    """The command that shows the full error."""
-    return (
-        f"{cpu.DEVICE}={device} python -c '{script.strip().partition(',')[0]}' shows the full error"
-    )

@@ -92,26 +92,13 @@ def check_stack(installed: Installed, device: str) -> list[Finding]:
         engines
     ]
     have = ", ".join(f"{name} {installed[name].version}" for name in STACK if name in installed)
-    findings = (
-        [ok("stack", have)]
-        if all(name in installed for name in needed)
-        else [note("stack", have or "not installed")]
-    )
-    for name in needed:
-        if name in installed:
-            continue
-        fix = (
-            f"pip install 'openrlhf[vllm]=={TRAINED}'"
-            if device != "cpu"
-            else install_command(pins[name], device)
-        )
-        findings.append(
-            error(
-                name,
-                "not installed",
-                fix + ("; all of it: make install" if device == "cpu" else ""),
-            )
-        )
+    missing = [name for name in needed if name not in installed]
+    findings = [note("stack", have or "not installed") if missing else ok("stack", have)]
+    for name in missing:
+        fix = f"pip install 'openrlhf[vllm]=={TRAINED}'"
+        if device == "cpu":
+            fix = f"{install_command(pins[name], device)}; all of it: make install"
+        findings.append(error(name, "not installed", fix))
     return findings
 
 

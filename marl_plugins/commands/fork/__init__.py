@@ -87,11 +87,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         ConfigurationError: Something cannot be forked, with the reason.
     """
-    parser = make_parser()
-    if "--help" in words or "-h" in words:
-        print(parser.format_help(), end="")
-        return 0
-    options, train_flags = parser.parse_known_args(list(words))
+    options, train_flags = make_parser().parse_known_args(list(words))
     check(options)
     from marl_plugins.commands.fork.command import run_command
 

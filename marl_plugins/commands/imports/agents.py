@@ -3,7 +3,7 @@ here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,12 +49,3 @@ def read_agents(source: ImportSource) -> list[Agent]:
             named = agent.title if agent.key.isdigit() else agent.key
             agents.append(replace(agent, role=identifier(named, [a.role for a in agents])))
     return agents
-
-
-def names_in_templates(agents: Sequence[Agent]) -> dict[str, str]:
-    """Returns what templates call the agents, and our names."""
-    names: dict[str, str] = {}
-    for agent in agents:
-        for name in (agent.key, agent.title):
-            names.setdefault(name, agent.role)
-    return names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from marl_plugins.commands.imports.agents import Agent
@@ -55,9 +55,3 @@ def _models(
                 Problem("imports.no_model", where, got, "a model", "give --model NAME_OR_FOLDER")
             )
     return models
-
-
-def merge_flags(recipe: dict[str, Any], policy_flags: Mapping[str, Mapping[str, Any]]) -> None:
-    """Adds the flags of single policies to a recipe."""
-    for role, flags in policy_flags.items():
-        recipe.setdefault("policies", {}).setdefault(role, {})["flags"] = dict(flags)

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_plugins.commands.imports import shapes, templates
-from marl_plugins.commands.imports.agents import Agent, names_in_templates
+from marl_plugins.commands.imports.agents import Agent
 from marl_plugins.commands.imports.read import ImportSource
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.commands.imports.shapes import KINDS, Kind, Shape
 from marl_plugins.commands.imports.templates import Template
 from marl_plugins.core.problems import Problem, Where, at
+from marl_plugins.core.recipe.prompts import fields_of
 
 
 def choose_shape(source: ImportSource, start_from: Kind | None, report: Report) -> Shape:
@@ -45,7 +46,9 @@ def translate_prompts(
     first."""
     in_workflow = _templates_in_workflow(source, shape, agents)
     roles = [agent.role for agent in agents]
-    fields = templates.fields_for(roles, names_in_templates(agents))
+    # of a name that two agents have, the first one
+    names = {name: a.role for a in reversed(agents) for name in (a.title, a.key)}
+    fields = templates.fields_for(roles, names)
     prompts: dict[str, str] = {}
     for number, role in enumerate(roles):
         earlier = roles[:number] if shape.kind == "chain" else []
@@ -98,7 +101,7 @@ def _templates_in_workflow(
 def _check_fields(
     prompt: str, name: str, where: Where, role: str, known: set[str], report: Report
 ) -> None:
-    fields = templates.fields_of(prompt)
+    fields = fields_of([prompt])
     for field in fields:
         if field not in known:
             got = f"{field!r} is not known yet when {role!r} is called"

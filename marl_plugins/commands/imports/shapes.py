@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
 
-from marl_plugins.commands.imports.templates import fields_of
+from marl_plugins.core.recipe.prompts import fields_of
 
 Kind = Literal["chain", "debate", "mixture"]
 KINDS: tuple[Kind, ...] = ("chain", "debate", "mixture")
@@ -96,7 +96,7 @@ def write_chain(prompts: Mapping[str, str], with_tools: Sequence[str]) -> str:
     names = list(prompts)
     for name, prompt in prompts.items():
         arguments, after = [], []
-        for field in fields_of(prompt):
+        for field in fields_of([prompt]):
             speaker = computing if field == "computed" else field
             if field == "problem":
                 arguments.append("problem=task.prompt")
@@ -126,8 +126,8 @@ def write_debate(
     shuffled = (
         '    random.Random(f"{task.id} {number} {place}").shuffle(shown)\n' if shuffle else ""
     )
-    arguments = ["problem=task.prompt"] if "problem" in fields_of(again) else []
-    arguments += ["others=others"] if "others" in fields_of(again) else []
+    arguments = ["problem=task.prompt"] if "problem" in fields_of([again]) else []
+    arguments += ["others=others"] if "others" in fields_of([again]) else []
     history = ["continues=answers[place]", "after=shown[:MAX_OTHERS]"]
     return f'''"""A debate: every role answers, again after seeing others'; the majority wins."""
 
@@ -169,7 +169,7 @@ def write_mixture(names: Sequence[str], last: str) -> str:
     """Writes a workflow in which all roles but the last answer concurrently; the last one sees
     their answers."""
     arguments = [
-        f"{field}={'task.prompt' if field == 'problem' else field}" for field in fields_of(last)
+        f"{field}={'task.prompt' if field == 'problem' else field}" for field in fields_of([last])
     ]
     return f'''"""A mixture: {", ".join(names[:-1])} propose, {names[-1]} decides."""
 

@@ -135,11 +135,6 @@ def neutral_prompt(earlier: list[str], sees_others: bool) -> str:
     return f"{prompt}\nWhat others answered:\n{{others}}\n" if sees_others else prompt
 
 
-def fields_of(prompt: str) -> list[str]:
-    """Returns the fields of a prompt of ours, each once."""
-    return list(dict.fromkeys(name for _, name, _, _ in string.Formatter().parse(prompt) if name))
-
-
 def templates_in(path: Path) -> list[Template]:
     """Returns the templates in a workflow file of theirs, in the order of the file."""
     try:

@@ -105,10 +105,11 @@ def convert(path: Path, request: ImportRequest) -> ImportResult:
     files["workflow.py"] = roles.write_workflow(source, shape, recipe["roles"], prompts, report)
     recipe |= policies.translate_policies(source, agents, request.model, report)
     translated = flags.translate_flags(source, agents, report)
-    policies.merge_flags(recipe, translated.policies)
+    for role, own in translated.policies.items():
+        recipe.setdefault("policies", {}).setdefault(role, {})["flags"] = own
     recipe["flags"] = translated.run
     plugins = []
-    if any("ds.lora.rank" in own for own in (translated.run, *translated.policies.values())):
+    if any("ds.lora.rank" in some for some in (translated.run, *translated.policies.values())):
         plugins.append("marl_plugins.adapters")
     imported_coach = coach.translate_coach(source, report)
     if imported_coach is not None:

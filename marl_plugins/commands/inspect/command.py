@@ -11,12 +11,11 @@ from pathlib import Path
 
 from marl_plugins.commands.query import Query, add_terms, nothing_found, query_of_flags
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.findings import missing_extra
 from marl_plugins.core.options import at_least
-from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.problems import at
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.records.read import Filter, RunReader
-
-EXTRA = "pip install 'openrlhf-marl[inspect]'"
 
 
 def make_parser() -> UpstreamParser:
@@ -77,17 +76,8 @@ def main(words: Sequence[str]) -> int:
     options = make_parser().parse_args(list(words))
     base = Filter(split="eval" if options.evaluations else "train", received=True)
     query = query_of_flags(options, base)
-    try:
-        import msgspec  # noqa: F401
-    except ImportError:
-        raise ConfigurationError(
-            Problem(
-                "viewer.extra",
-                at(command="openrlhf inspect"),
-                "msgspec is not installed",
-                fix=EXTRA,
-            )
-        ) from None
+    if missing := missing_extra("inspect", "msgspec", at(command="openrlhf inspect")):
+        raise ConfigurationError(missing)
     if options.other:
         from marl_plugins.commands.inspect.compare import compare
 
@@ -118,7 +108,7 @@ def print_list(options: argparse.Namespace, run: RunReader, query: Query) -> Non
     from marl_plugins.commands.inspect.shown import trajectory_values
     from marl_plugins.commands.inspect.text import HEADER, entry_line, whole
 
-    index = RunIndex(run, query.wanted, query.find)
+    index = RunIndex(run, query)
     if not index.entries:
         raise nothing_found(run, query)
     if options.json:

@@ -75,7 +75,7 @@ def compare(options: argparse.Namespace, query: Query) -> int:
 
 def paired(runs: Sequence[RunReader], query: Query) -> tuple[Side, Side]:
     """Returns the trajectories with an outcome that two runs share, in the same order."""
-    a, b = (RunIndex(run, query.wanted, query.find) for run in runs)
+    a, b = (RunIndex(run, query) for run in runs)
     mine, theirs = (_by_key(index.entries) for index in (a, b))
     shared = [key for key in mine if key in theirs]
     return Side(a, [mine[key] for key in shared]), Side(b, [theirs[key] for key in shared])

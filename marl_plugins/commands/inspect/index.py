@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from marl_plugins.commands.query import Query
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, open_file
 from marl_plugins.core.problems import Problem, at
@@ -160,20 +161,20 @@ class RunIndex:
     """The trajectories of a run that are wanted.
 
     Args:
-        find: A pattern that a text of a trajectory must contain: prompt, answer, what was shown,
-            said, called, answered, explained.
+        query: Its pattern is looked for in a trajectory's prompt, answer, and what was shown, said,
+            called, answered, explained.
 
     Raises:
         ConfigurationError: A file is missing or cannot be read, or lines of it are no trajectories.
     """
 
-    def __init__(self, run: RunReader, selection: Filter, find: re.Pattern[str] | None = None):
+    def __init__(self, run: RunReader, query: Query):
         self.run = run
         self.files: list[Path] = []
-        self.entries: list[Entry] = list(self._entries(selection, find))
+        self.entries: list[Entry] = list(self._entries(query.wanted, query.find))
 
-    def _entries(self, selection: Filter, find: re.Pattern[str] | None) -> Iterator[Entry]:
-        for number, (path, part) in enumerate(self.run.parts(selection)):
+    def _entries(self, wanted: Filter, find: re.Pattern[str] | None) -> Iterator[Entry]:
+        for number, (path, part) in enumerate(self.run.parts(wanted)):
             self.files.append(path)
             for record in records(path, entry_of, part, decode):
                 entry = record.value
@@ -182,7 +183,7 @@ class RunIndex:
                     record.start,
                     record.end - record.start,
                 )
-                if selection.has_trajectory(entry) and (find is None or self.contains(entry, find)):
+                if wanted.has_trajectory(entry) and (find is None or self.contains(entry, find)):
                     yield entry
 
     def open(self, entry: Entry) -> Trajectory:

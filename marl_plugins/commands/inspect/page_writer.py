@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.commands.inspect.index import Entry, RunIndex
-from marl_plugins.commands.inspect.sampling import sampled, share_text
 from marl_plugins.commands.inspect.shown import finite, trajectory_values
 from marl_plugins.commands.query import Query, nothing_found
 from marl_plugins.core.files import replacing
@@ -57,7 +56,7 @@ def write_page(run: RunReader, query: Query, file: Path, most: int) -> str:
     Raises:
         ConfigurationError: Nothing is found, records cannot be read, or the page cannot be written.
     """
-    index = RunIndex(run, query.wanted, query.find)
+    index = RunIndex(run, query)
     if not index.entries:
         raise nothing_found(run, query)
     entries = sampled(index.entries, most)
@@ -65,7 +64,16 @@ def write_page(run: RunReader, query: Query, file: Path, most: int) -> str:
     command += ["--evaluations"] if query.wanted.split == "eval" else []
     values = {**index_values(index, entries), "fork": "" if run.file else shlex.join(command)}
     write(file, pieces([Side(index, entries)], values))
-    return f"{file}: {share_text(entries, index.entries)}, {file.stat().st_size / 2**20:.1f} MB"
+    said = f"{file}: {len(entries):,} trajectories"
+    if len(entries) < len(index.entries):
+        said += f" of {len(index.entries):,}, evenly over the steps"
+    return f"{said}, {file.stat().st_size / 2**20:.1f} MB"
+
+
+def sampled(entries: Sequence[Entry], most: int) -> list[Entry]:
+    """Chooses at most so many entries, evenly over the steps and their tasks."""
+    most = min(most, len(entries))
+    return [entries[place * len(entries) // most] for place in range(most)]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from marl_plugins.commands.inspect.index import name_of
 from marl_plugins.core.redaction import encodable
-from marl_plugins.core.trajectory import Action, ToolResult, Trajectory
+from marl_plugins.core.trajectory import Action, ToolResult, Trajectory, depths_of
 from marl_plugins.engine.records.trajectory_record import to_record
 
 
@@ -29,7 +29,7 @@ def trajectory_values(trajectory: Trajectory) -> dict[str, Any]:
         {"files": [], "tools": []} | to_record(trajectory, tokens=False)
     )
     values["task"] = name_of(trajectory.task.id, trajectory.origin, trajectory.forked)
-    depths, lanes = places_of(trajectory.actions)
+    depths, lanes = depths_of(trajectory.actions), lanes_of(trajectory.actions)
     _add_status(values["tools"], trajectory.tool_results)
     for shown, action in zip(values["actions"], trajectory.actions, strict=True):
         shown |= {
@@ -47,18 +47,13 @@ def _add_status(shown: Sequence[dict[str, Any]], results: Sequence[ToolResult]) 
         call["status"] = result.status
 
 
-def places_of(actions: Sequence[Action]) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns for each action, by path, its depth in the dependency graph and the number of its
-    conversation."""
-    depths: dict[str, int] = {}
+def lanes_of(actions: Sequence[Action]) -> dict[str, int]:
+    """Returns the number of each action's conversation, by path."""
     lanes: dict[str, int] = {}
     for action in actions:
-        depths[action.path] = 1 + max(
-            (depths[p] for p in action.parents if p in depths), default=-1
-        )
         before = action.before.path if action.before else None
         lanes[action.path] = lanes[before] if before in lanes else len(set(lanes.values()))
-    return depths, lanes
+    return lanes
 
 
 def finite(value: Any) -> Any:

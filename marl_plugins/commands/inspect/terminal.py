@@ -169,7 +169,7 @@ class Browser(App[None]):
     def look(self, query: Query) -> None:
         """Reads what is asked for."""
         self.seen = self.written(query)
-        self.index = RunIndex(self.run_reader, query.wanted, query.find)
+        self.index = RunIndex(self.run_reader, query)
         self.asked = query
 
     def written(self, query: Query) -> dict[Path, int]:

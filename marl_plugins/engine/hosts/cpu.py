@@ -335,8 +335,6 @@ def fork_engine_processes() -> None:
     that do not apply here: no accelerator context exists, and the child does not use Ray. The child
     dies with its parent; otherwise it would outlive a killed engine.
     """
-    if not without_accelerator():
-        return
     import multiprocessing
 
     import vllm.v1.engine.utils
@@ -355,8 +353,6 @@ def inspect_models_here() -> None:
     It would start a Python for that, once for each class and machine, so as not to initialise CUDA
     here: eight seconds of CPU in every engine of a first run.
     """
-    if not without_accelerator():
-        return
     import vllm.model_executor.models.registry as registry
 
     registry._run_in_subprocess = lambda inspect: inspect()
@@ -369,8 +365,6 @@ def rank_without_compiling() -> None:
     Compiling it takes each engine most of a second of CPU at its first token, also where the result
     is cached. Ranks are whole numbers, and the same.
     """
-    if not without_accelerator():
-        return
     import vllm.v1.sample.sampler as sampler
 
     sampler.batched_count_greater_than = (

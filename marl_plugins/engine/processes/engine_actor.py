@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.v1.worker.worker_base import WorkerBase
 
-cpu.fork_engine_processes()
-cpu.inspect_models_here()
-cpu.rank_without_compiling()
+if cpu.without_accelerator():
+    cpu.fork_engine_processes()
+    cpu.inspect_models_here()
+    cpu.rank_without_compiling()
 
 KV_BYTES = (64 * 2**20, 4 * 2**30)
 """Bounds of the key-value cache on CPU; room for 64 sequences of full length in between. vLLM's own
