@@ -120,6 +120,33 @@ KINDS = {
 }
 
 
+def flags_table() -> str:
+    """What becomes of upstream's flags, as Markdown; those with the same note are one row."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, flag in sorted(flags.FLAGS.items()):
+        only = f"only with estimator {', '.join(flag.estimators)}" if flag.estimators else ""
+        releases = f"openrlhf{flag.releases}" if flag.releases else ""
+        note = "; ".join(filter(None, [flag.note, only, releases]))
+        rows.setdefault((flag.status, note), []).append(f"`--{name}`")
+    lines = ["| flags | here | note |", "|---|---|---|"]
+    lines += [
+        f"| {', '.join(names)} | {status} | {note} |" for (status, note), names in rows.items()
+    ]
+    return "\n".join(lines)
+
+
+def old_flags_table() -> str:
+    """The names of old flags that are not only spelled anew, as Markdown."""
+    old = old_flags.old_flags()
+    lines = ["| 0.10.1 and older | now | note |", "|---|---|---|"]
+    lines += [
+        f"| `--{name}` | `--{old.renamed[name]}` | {why} |"
+        for name, why in sorted(old.notes.items())
+    ]
+    lines += [f"| `--{name}` |  | {why} |" for name, why in sorted(old.gone.items())]
+    return "\n".join(lines)
+
+
 def recipe_table(model: type[Model]) -> str:
     """A model's keys as Markdown."""
     lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
@@ -342,8 +369,8 @@ TABLES = {
     },
     ("sandbox.md", "What was tried"): escapes.table,
     ("flags.md", "This project's own"): own_flags_table,
-    ("flags.md", "Upstream's, and what becomes of each"): flags.table,
-    ("from_openrlhf.md", "Old flag names"): old_flags.table,
+    ("flags.md", "Upstream's, and what becomes of each"): flags_table,
+    ("from_openrlhf.md", "Old flag names"): old_flags_table,
     ("gpu.md", "What fits"): what_fits,
     ("no_effect.md", "By estimator"): estimators_table,
     ("credit.md", "All ways"): lambda: show.overview(show.recorded()),

@@ -29,6 +29,11 @@ def from_home(path: str) -> str:
     return os.path.expanduser(path) if path.startswith("~/") else path
 
 
+def cache_folder() -> Path:
+    """Returns the folder of this user's caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
 def replace_text(path: Path, text: str) -> None:
     """Does what `replace_bytes` does, with a text.
 

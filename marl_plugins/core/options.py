@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,17 @@ class Range:
             first_stands = f"the lower bound stands first: {last}:{first}"
             raise argparse.ArgumentTypeError(f"{word!r}: {first_stands}")
         return low, high
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Returns numbers of lines or steps as a reader writes them: `12-14, 20`."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number <= runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 step_range = Range(Number(int, least=0), 0, None, "steps being whole numbers")

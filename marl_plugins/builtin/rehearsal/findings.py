@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from marl_plugins.builtin.rehearsal.labels import MARK, MARK_OF_NUMBERS
-from marl_plugins.builtin.rehearsal.traced import Trace, TracedSource, spans
+from marl_plugins.builtin.rehearsal.traced import Trace, TracedSource
 from marl_plugins.builtin.rehearsal.trial import ROLE_SECONDS, Trial
+from marl_plugins.core.options import spans
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.trajectory import Task, paths_before
 from marl_plugins.core.workflow import RoleCall, forgotten

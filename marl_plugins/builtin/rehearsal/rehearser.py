@@ -42,7 +42,6 @@ from marl_plugins.engine.plan.script import (
 )
 from marl_plugins.engine.plan.user_code_thread import (
     Capture,
-    Failure,
     UserCodeTimeout,
     run_in_thread,
     sort_out,
@@ -204,7 +203,8 @@ class Rehearser:
             more: Trials of which only those that came to their end tell what answers avoid.
         """
         tried = [*first, *(trial for trial in more if trial.complete)]
-        always, sometimes = sort_out(raised(tried), what, sure=self.sure)
+        tries = [(trial.script.when, trial.failures) for trial in tried]
+        always, sometimes = sort_out(tries, what, sure=self.sure)
         trials = [*first, *more]
         forgotten = never_awaited(trials)
         self._add(f.mistake for trial in trials for f in trial.failures if f.certain)
@@ -268,11 +268,6 @@ def of(*scripts: Script) -> list[Played]:
 def left(trials: Iterable[Trial]) -> dict[str, Trajectory]:
     """Returns the trajectories of trials, by when they came about."""
     return {t.script.when: t.trajectory for t in trials if t.trajectory is not None}
-
-
-def raised(trials: Iterable[Trial]) -> list[tuple[str, list[Failure]]]:
-    """Returns what trials have raised, by when."""
-    return [(trial.script.when, trial.failures) for trial in trials]
 
 
 def unused(stage: Stage, trials: Sequence[Trial]) -> list[Problem]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import random
 import re
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from marl_plugins.core.scoring import (
     score_outcome,
     score_trajectory,
 )
-from marl_plugins.core.trajectory import Action, Task, Trajectory
+from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.engine.plan import user_code_thread
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult, Score
@@ -65,22 +65,48 @@ def try_scorer(
     """
     rehearsed, where = run.state(RehearsalResult), place_of(function) or what
     groups = [rehearsed.trajectories, *rehearsed.others]
-    trial = ScorerTrial(
-        what,
-        score,
-        where,
-        TracedSource("", "") if function is None else TracedSource.of(function),
-        [trajectory.task for group in groups for trajectory in group.values()],
-    )
+    tasks = [trajectory.task for group in groups for trajectory in group.values()]
+    source = TracedSource.of(function)
+    remarks: list[Problem] = []  # beyond what it raises
+
+    def tries(
+        trajectories: Mapping[str, Trajectory], caught: Capture
+    ) -> list[tuple[str, list[Failure]]]:
+        """Returns what it raises, by when a trajectory came about."""
+        tried = []
+        with own_loop() as scored:
+            for kind, trajectory in trajectories.items():
+                failures, trace = list[Failure](), Trace(source)
+                first = copy.deepcopy(trajectory)
+                before = shared_generators()
+                with failures_kept(failures, where, caught), trace.watching():
+                    scored(score(first))
+                drew = shared_generators() != before
+                random.setstate(before[0])
+                tried.append(
+                    (kind, [replace(f, certain=f.certain or not f.raised) for f in failures])
+                )
+                mistakes = caught_mistakes(trace.raised, failures, where)
+                remarks.extend(swallowed(mistakes, tasks, what))
+                if failures or remarks:
+                    continue
+                if drew:
+                    remarks.append(draws(what, where))
+                elif len(tried) == 1 and not RUNS_PROGRAMS.search(source.text):
+                    second = copy.deepcopy(trajectory)  # programs take long
+                    scored(score(second))
+                    remarks.extend(scored_unlike(first, second, what, where))
+        return tried
+
     try:
         for group in groups:
-            tries = run_in_thread(partial(trial.tries, completed(group) or group))
             task = next((t.task.id for t in group.values()), "")
             on = what if group is rehearsed.trajectories else f"{what}, on task {task!r},"
-            wrong, unclear = sort_out(tries, on, sure=rehearsed.sure)
+            found = run_in_thread(partial(tries, completed(group) or group))
+            wrong, unclear = sort_out(found, on, sure=rehearsed.sure)
             if wrong or unclear:
                 break
-        return [*wrong, *unclear, *trial.remarks]
+        return [*wrong, *unclear, *dict.fromkeys(remarks)]
     except UserCodeTimeout as stuck:
         if may_wait:
             at_line = where_of(stuck.place or where)
@@ -88,58 +114,6 @@ def try_scorer(
             got = f"{what} was still here after {seconds:g} s, and was not tried further"
             return [Problem("rehearsal.waits", at_line, got, severity="warning")]
         return [stuck.problem(what, where)]
-
-
-@dataclass
-class ScorerTrial:
-    """A scorer while it is tried.
-
-    Args:
-        what: Its name, for messages.
-        where: Named where no line of the user's took part.
-        source: Its file.
-        tasks: Those of all trajectories.
-        remarks: Warnings beyond what it raises.
-    """
-
-    what: str
-    score: Score
-    where: str
-    source: TracedSource
-    tasks: Sequence[Task]
-    remarks: dict[Problem, None] = field(default_factory=dict)
-
-    def tries(
-        self, trajectories: Mapping[str, Trajectory], caught: Capture
-    ) -> list[tuple[str, list[Failure]]]:
-        """Returns what it raises, by when a trajectory came about."""
-        tries = []
-        with own_loop() as scored:
-            for kind, trajectory in trajectories.items():
-                failures, trace = list[Failure](), Trace(self.source)
-                first = copy.deepcopy(trajectory)
-                before = shared_generators()
-                with failures_kept(failures, self.where, caught), trace.watching():
-                    scored(self.score(first))
-                drew = shared_generators() != before
-                random.setstate(before[0])
-                tries.append(
-                    (kind, [replace(f, certain=f.certain or not f.raised) for f in failures])
-                )
-                mistakes = caught_mistakes(trace.raised, failures, self.where)
-                self._remark(swallowed(mistakes, self.tasks, self.what))
-                if failures or self.remarks:
-                    continue
-                if drew:
-                    self._remark([draws(self.what, self.where)])
-                elif len(tries) == 1 and not RUNS_PROGRAMS.search(self.source.text):
-                    second = copy.deepcopy(trajectory)  # programs take long
-                    scored(self.score(second))
-                    self._remark(scored_unlike(first, second, self.what, self.where))
-        return tries
-
-    def _remark(self, problems: Iterable[Problem]) -> None:
-        self.remarks.update(dict.fromkeys(problems))
 
 
 def completed(trajectories: Mapping[str, Trajectory]) -> dict[str, Trajectory]:

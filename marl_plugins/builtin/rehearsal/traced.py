@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -126,17 +126,6 @@ class Trace:
         lines = set[int]().union(*(known.get(function, ()) for function in self.entered))
         missed = lines - self.lines
         return sorted(missed - self.source.defensive) if missed else []
-
-
-def spans(lines: Iterable[int]) -> str:
-    """Returns lines as a reader writes them: `12-14, 20`."""
-    runs: list[list[int]] = []
-    for line in sorted(lines):
-        if runs and line <= runs[-1][1] + 1:
-            runs[-1][1] = line
-        else:
-            runs.append([line, line])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:

@@ -8,7 +8,7 @@ import inspect
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import CoroutineType
 from typing import Any
@@ -17,7 +17,7 @@ from marl_plugins.builtin.rehearsal.traced import Trace, TracedSource
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
 from marl_plugins.core.fields import InvalidCall
 from marl_plugins.core.loading import users_line
-from marl_plugins.core.roles import Call, RoleSpec
+from marl_plugins.core.roles import Call
 from marl_plugins.core.run import Run
 from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
@@ -101,7 +101,7 @@ class Stage:
         self.functions = {name: _functions(name, run.tools.get(name)) for name in names}
         """What each tool offers to be called by name."""
         chat = ScriptedChat()
-        self._roles = {
+        self.roles = {
             name: replace(
                 scripted_role(run, name, chat),
                 max_turns=config.max_turns,
@@ -127,12 +127,10 @@ class Stage:
             most_calls: The trial is left where the workflow makes more calls of roles.
         """
         trial = Trial(script, Trace(self.source))
-        performance = TrialRun(
-            trial, workflow or self.workflow, most_calls, going_on=caught.goes_on
-        )
+        performance = TrialRun(self, trial, workflow or self.workflow, most_calls, caught.goes_on)
         before = shared_generators()
         with failures_kept(trial.failures, self.file, caught), trial.reached.watching():
-            trial.trajectory = run_on_a_loop(performance.run(self, copy.deepcopy(task)))
+            trial.trajectory = run_on_a_loop(performance.run(copy.deepcopy(task)))
         trial.drew = shared_generators() != before
         random.setstate(before[0])
         trial.failures += [
@@ -150,8 +148,7 @@ class Stage:
 
         async def one(trial: Trial, task: Task) -> None:
             try:
-                performance = TrialRun(trial, self.workflow, MAX_ROLE_CALLS)
-                trial.trajectory = await performance.run(self, task)
+                trial.trajectory = await TrialRun(self, trial, self.workflow).run(task)
             except Exception as error:  # the workflow's, of any kind
                 trial.failures.append(failure_of(error, self.file))
             caught.goes_on()  # programs may have to wait for each other
@@ -163,25 +160,8 @@ class Stage:
         run_on_a_loop(all_in_turn())
         return trials
 
-    def cast(self, chat: Any, tools: Mapping[str, Tool]) -> dict[str, RoleSpec]:
-        """Returns the roles as they speak in one trial."""
-        return {
-            name: replace(
-                spec, chat=chat, tools=tuple(tools[tool] for tool in self.run.role(name).tools)
-            )
-            for name, spec in self._roles.items()
-        }
 
-    def for_workflow(self, tools: Mapping[str, Tool]) -> dict[str, Tool]:
-        """Returns tools as the workflow may call them, with the functions that they really have."""
-        return {
-            name: replace(
-                tool, functions=self.run.tools[name].functions if name in self.run.tools else ()
-            )
-            for name, tool in tools.items()
-        }
-
-
+@dataclass
 class TrialRun:
     """One trial while its workflow runs.
 
@@ -190,21 +170,15 @@ class TrialRun:
             others run on the event loop too, and have their turn before each answer.
     """
 
-    def __init__(
-        self,
-        trial: Trial,
-        workflow: Workflow,
-        most_calls: int,
-        going_on: Callable[[], None] | None = None,
-    ):
-        self.going_on = going_on
-        self.begun = time.thread_time()
-        self.trial = trial
-        self.workflow = workflow
-        self.most_calls = most_calls
-        self.chat = ScriptedChat()
+    stage: Stage
+    trial: Trial
+    workflow: Workflow
+    most_calls: int = MAX_ROLE_CALLS
+    going_on: Callable[[], None] | None = None
+    begun: float = field(default_factory=time.thread_time)
+    chat: ScriptedChat = field(default_factory=ScriptedChat)
 
-    async def run(self, stage: Stage, task: Task) -> Trajectory:
+    async def run(self, task: Task) -> Trajectory:
         """Runs the workflow to its end, or to one of the trial's limits."""
 
         async def watched(task: Task, roles: Roles, tools: Any) -> Any:
@@ -224,20 +198,33 @@ class TrialRun:
                 self.trial.left_at = users_line(error, ())
                 raise
             finally:
-                self.trial.failures += [failure_of(error, stage.file) for error in calls.misspelt]
+                misspelt = [failure_of(error, self.stage.file) for error in calls.misspelt]
+                self.trial.failures += misspelt
             if self.going_on is not None and not inspect.isawaitable(returned):
                 refuse_running_tasks()
             return returned
 
-        tools = {name: self._tool(name, functions) for name, functions in stage.functions.items()}
+        run, functions = self.stage.run, self.stage.functions
+        chat: Any = self.chat
         return await run_workflow(
             watched,
             task,
             0,
             step=0,
             run_seed=0,
-            roles=stage.cast(self.chat, tools),
-            tools=stage.for_workflow(tools),
+            roles={
+                name: replace(
+                    spec,
+                    chat=chat,
+                    tools=tuple(self._tool(tool, functions[tool]) for tool in run.role(name).tools),
+                )
+                for name, spec in self.stage.roles.items()
+            },
+            # with the functions that they really have
+            tools={
+                name: self._tool(name, run.tools[name].functions if name in run.tools else ())
+                for name in functions
+            },
             generate=self.generate,
             seconds=ROLE_SECONDS,
         )
@@ -265,7 +252,7 @@ class TrialRun:
         self.trial.answers[speaker] += 1
         return self.trial.script.line(speaker, nth, number)
 
-    def _tool(self, name: str, functions: tuple[Function, ...]) -> Tool:
+    def _tool(self, name: str, functions: tuple[Function, ...] | None) -> Tool:
         async def answer(call: ToolCall) -> ToolResult:
             text = self._line(f"{TOOL}{name}", 0)
             return ToolResult(name, call.text, text or "", ok=not isinstance(text, FailureText))

@@ -10,10 +10,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from marl_plugins.core.files import cache_folder
 from marl_plugins.core.findings import Finding, error, error_if, note, ok
 from marl_plugins.core.machine_limits import read_memory_limit
 from marl_plugins.engine.hosts import cpu
-from marl_plugins.engine.hosts.prebuild import cache_folder, extensions_folder
+from marl_plugins.engine.hosts.prebuild import extensions_folder
 
 GIB = 2**30
 

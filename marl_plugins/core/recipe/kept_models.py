@@ -6,9 +6,10 @@ is made by the first run that needs it, from a package on PyPI: engine/runtime/g
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
+
+from marl_plugins.core.files import cache_folder
 
 SMOLLM2 = "smollm2"
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
@@ -17,8 +18,7 @@ NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
 def models_folder() -> Path:
     """Returns the folder of the cache with the models that are kept, one folder each."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "openrlhf-marl" / "models"
+    return cache_folder() / "openrlhf-marl" / "models"
 
 
 def place_of(model: str) -> str:

@@ -266,18 +266,3 @@ FLAGS = _build_table()
 def flags_of(version: str) -> set[str]:
     """Returns the flags of the table that a release of upstream has."""
     return {name for name, flag in FLAGS.items() if concerns(flag.releases, version)}
-
-
-def table() -> str:
-    """Returns the table as Markdown, for `docs/flags.md`: flags with the same note are one row."""
-    rows: dict[tuple[str, str], list[str]] = {}
-    for name, flag in sorted(FLAGS.items()):
-        only = f"only with estimator {', '.join(flag.estimators)}" if flag.estimators else ""
-        releases = f"openrlhf{flag.releases}" if flag.releases else ""
-        note = "; ".join(filter(None, [flag.note, only, releases]))
-        rows.setdefault((flag.status, note), []).append(f"`--{name}`")
-    lines = ["| flags | here | note |", "|---|---|---|"]
-    lines += [
-        f"| {', '.join(names)} | {status} | {note} |" for (status, note), names in rows.items()
-    ]
-    return "\n".join(lines)

@@ -42,15 +42,3 @@ def successor(name: str) -> str | None:
         return None
     note = f" ({old.notes[name]})" if name in old.notes else ""
     return f"since OpenRLHF 0.10.2 it is --{old.renamed[name]}{note}"
-
-
-def table() -> str:
-    """Returns the names that are not only spelled anew as Markdown, for `docs/from_openrlhf.md`."""
-    old = old_flags()
-    lines = ["| 0.10.1 and older | now | note |", "|---|---|---|"]
-    lines += [
-        f"| `--{name}` | `--{old.renamed[name]}` | {why} |"
-        for name, why in sorted(old.notes.items())
-    ]
-    lines += [f"| `--{name}` |  | {why} |" for name, why in sorted(old.gone.items())]
-    return "\n".join(lines)

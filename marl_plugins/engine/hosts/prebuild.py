@@ -17,16 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.files import cache_folder
 from marl_plugins.core.problems import Problem
 from marl_plugins.engine.hosts import cpu
 
 OPERATORS = {"FusedAdamBuilder": "fused_adam", "ShareMemCommBuilder": "deepspeed_shm_comm"}
 """The builders of the operators that CPU runs use, and the name of the library that each builds."""
-
-
-def cache_folder() -> Path:
-    """Returns the folder of this user's caches."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def extensions_folder(device: str) -> Path:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.files import cache_folder
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.engine.hosts.prebuild import cache_folder
 from marl_plugins.engine.hosts.releases import parsed
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.files import replace_text
+from marl_plugins.core.options import spans
 from marl_plugins.engine.records import load, pairs, reasons
 from marl_plugins.engine.records.behaviour import alarms
 from marl_plugins.engine.records.intervals import mean_of_known
@@ -273,15 +274,8 @@ def legend(summary: Mapping[str, Any]) -> str:
 
 
 def _after(steps: Sequence[int]) -> str:
-    """The steps, of which those that follow each other are a range: `after steps 3 to 9, 12`."""
-    runs: list[list[int]] = []
-    for step in steps:
-        if runs and step == runs[-1][-1] + 1:
-            runs[-1].append(step)
-        else:
-            runs.append([step])
-    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"after step{'s' if len(steps) > 1 else ''} {', '.join(parts)}"
+    """The steps, of which those that follow each other are a range: `after steps 3-9, 12`."""
+    return f"after step{'s' if len(steps) > 1 else ''} {spans(steps)}"
 
 
 def _steps(window: Sequence[int]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from marl_plugins.core.files import cache_folder
 from marl_plugins.core.recipe.kept_models import SMOLLM2, is_smollm2
 from marl_plugins.core.recipe.tiny import SPECIAL, is_tiny, parse
 
@@ -44,7 +45,7 @@ def made_once(
         wait: Called before this process waits for another one that is making the folder.
         among: The folder of the cache that it lies in.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / among
+    cache = cache_folder() / "openrlhf-marl" / among
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / name
     if folder.is_dir():
