@@ -100,8 +100,7 @@ def dispatch(words: list[str]) -> int:
     name, rest = (words[0], words[1:]) if words else ("--help", [])
     if name in ("--help", "-h", "help"):
         shown = "\n".join(
-            f"  {f'openrlhf {c.name} {c.usage}':<46} {c.about}"
-            for c in (*COMMANDS, *plugin_commands([]))
+            f"  {f'openrlhf {c.name} {c.usage}':<46} {c.about}" for c in all_commands([]).values()
         )
         print(USAGE.format(version=__version__, commands=shown), end="")
         return 0
@@ -112,7 +111,7 @@ def dispatch(words: list[str]) -> int:
         return 0
     known = {command.name: command for command in COMMANDS}
     if name not in known:
-        known |= {command.name: command for command in plugin_commands(rest)}
+        known = all_commands(rest)
     if name in known:
         return known[name].main(rest)
     if name.startswith("-"):
@@ -126,8 +125,9 @@ def dispatch(words: list[str]) -> int:
     )
 
 
-def plugin_commands(words: Sequence[str]) -> list[Command]:
-    """Returns the commands of all plugins that are found, or named in the words with `--plugin`.
+def all_commands(words: Sequence[str]) -> dict[str, Command]:
+    """Returns the built-in commands, and those of all plugins that are found, or named in the words
+    with `--plugin`, by name.
 
     A plugin that was found and cannot be loaded is left out (`openrlhf plugins` says what is wrong
     with it), and so is a command
@@ -145,7 +145,7 @@ def plugin_commands(words: Sequence[str]) -> list[Command]:
     from marl_plugins.core.plugin_names import found
 
     named = named_plugins(words) if words else []
-    commands: dict[str, Command] = {c.name: c for c in COMMANDS}
+    commands = {command.name: command for command in COMMANDS}
     for plugin in dict.fromkeys([*named, *found()]):
         try:
             for command in (loaded_commands if plugin in named else commands_of)(plugin):
@@ -162,7 +162,7 @@ def plugin_commands(words: Sequence[str]) -> list[Command]:
         except ConfigurationError:
             if plugin in named:
                 raise
-    return [c for c in commands.values() if c not in COMMANDS]
+    return commands
 
 
 if __name__ == "__main__":

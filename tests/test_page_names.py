@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from marl_plugins.asking.flags import add_endpoint_flags
-from marl_plugins.cli import plugin_commands
-from marl_plugins.commands import COMMANDS
+from marl_plugins.cli import all_commands
 from marl_plugins.commands.query import TERMS
 from marl_plugins.core import hookspecs
 from marl_plugins.core.estimators import scope_flags
@@ -90,7 +89,7 @@ def test_every_flag_exists(flags):
 
 
 def test_every_command_and_hook_exists():
-    commands = {command.name for command in (*COMMANDS, *plugin_commands([]))}
+    commands = {*all_commands([])}
     hooks = {name for name in vars(hookspecs) if name.startswith("marl_")}
     for page, text in pages("decisions.md", "compatibility.md"):
         named = set(re.findall(r"(?:^    |`)openrlhf ([a-z]+)", text, re.MULTILINE))

@@ -11,6 +11,7 @@ from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.engine.plan.resume import COMMAND_FILE
 
 FOLDER = "agent"
@@ -57,7 +58,7 @@ class ExistingProgram:
             ConfigurationError: A file cannot be read, or the program is no Python file.
         """
         folder = self.file.parent
-        texts = {self.file: _text(self.file)}
+        texts = {self.file: read_text(self.file)}
         try:
             ast.parse(texts[self.file])
         except (SyntaxError, ValueError) as error:
@@ -68,7 +69,7 @@ class ExistingProgram:
             )
             problem = Problem("new.program", at(file=self.file), got, fix=fix)
             raise ConfigurationError(problem) from None
-        texts |= {path: _text(path) for path in sorted(_python_files(folder))}
+        texts |= {path: read_text(path) for path in sorted(_python_files(folder))}
         return {f"{FOLDER}/{path.relative_to(folder)}": text for path, text in texts.items()}
 
 
@@ -82,11 +83,3 @@ def _python_files(folder: Path) -> Iterator[Path]:
             yield from _python_files(entry)
         elif entry.suffix == ".py" and entry.is_file():
             yield entry
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode()
-    except (OSError, ValueError) as error:
-        got = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-        raise ConfigurationError(Problem("new.program", at(file=path), got)) from None

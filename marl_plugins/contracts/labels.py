@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from marl_plugins.engine.plan.plan import Plan
 
 LabelKind = Literal["label", "wrong", "empty", "another task's"]
-KINDS: tuple[LabelKind, ...] = ("label", "wrong", "empty", "another task's")
 PAID_OUTCOME = 0.5
 """Least outcome of what counts as paid."""
 CONCURRENT_GRADINGS = 64

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -221,13 +222,11 @@ class Plugins:
         """What checkpoints call plugins, by their names: a file is its name without its folder, so
         that it may be moved."""
         labels: dict[str, str] = {}
-        for name in dict.fromkeys((*BUILTINS, *self.names)):
-            own = label = Path(name).name if name.endswith(".py") else name
-            number = 1
-            while label in labels.values():
-                number += 1
-                label = f"{own} ({number})"
-            labels[name] = label
+        same = Counter[str]()
+        for name in (*BUILTINS, *self.names):
+            own = Path(name).name if name.endswith(".py") else name
+            same[own] += 1
+            labels[name] = own if same[own] == 1 else f"{own} ({same[own]})"
         return labels
 
     def state(self, run: Run) -> dict[str, Any]:

@@ -80,12 +80,9 @@ def checking_plugins(words: Sequence[str]) -> list[ModuleType]:
     Raises:
         ConfigurationError: One that is named cannot be loaded.
     """
-    names = dict.fromkeys([*present((*SHIPPED, *BUILTINS)), *named_plugins(words)])
-    modules = [load(name) for name in names]
+    modules = map(load, [*present((*SHIPPED, *BUILTINS)), *named_plugins(words)])
     return list(
-        {
-            m.__name__: m for m in modules if hasattr(getattr(m, "marl_doctor", None), "marl_impl")
-        }.values()
+        dict.fromkeys(m for m in modules if hasattr(getattr(m, "marl_doctor", None), "marl_impl"))
     )
 
 
@@ -148,14 +145,13 @@ def examine(
     options: argparse.Namespace, words: Sequence[str], plugins: Sequence[ModuleType]
 ) -> list[Finding]:
     """Returns all findings, in display order."""
+    device = cpu.device()
+    plan, planned = needs.try_plan(words) if options.recipe or options.plugin else (None, [])
     if options.cluster:
         from marl_plugins.commands.doctor.cluster import check_cluster
 
-        plan, planned = needs.try_plan(words) if options.recipe else (None, [])
         return [*planned, *check_cluster(plan)]
-    device = cpu.device()
     installed, cards = versions.find_installed(), gpus.query_gpus()
-    plan, planned = needs.try_plan(words) if options.recipe or options.plugin else (None, [])
     inspected = [
         *machine.check_machine(device),
         *gpus.check_gpus(cards, device),

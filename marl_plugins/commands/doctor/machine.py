@@ -26,12 +26,9 @@ MOST_RAY_BYTES = 22
 
 def check_machine(device: str) -> list[Finding]:
     """Checks what no package can fix."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():  # counts reclaimable pages as free
-        available = re.search(r"^MemAvailable: *(\d+)", meminfo.read_text(), re.MULTILINE)
-        free = int(available[1]) * 1024 if available else free
+    kib = dict(re.findall(r"(\w+): *(\d+)", Path("/proc/meminfo").read_text()))
+    # with the pages that can be reclaimed
+    total, free = (1024 * int(kib[name]) for name in ("MemTotal", "MemAvailable"))
     shm = Path("/dev/shm")
     return [
         check_python(sys.version_info[:2], platform.python_version()),

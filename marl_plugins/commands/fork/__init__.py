@@ -15,7 +15,8 @@ from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least, step_range
-from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.problems import Problem
+from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 
 FORKS, SCANNED_FORKS = 32, 8
@@ -114,11 +115,6 @@ def check(options: argparse.Namespace) -> None:
     else:
         options.n = options.n or (SCANNED_FORKS if options.scan else FORKS)
         if options.say_file:
-            try:
-                options.say = options.say_file.read_text("utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigurationError(
-                    Problem("fork.say", at(flag="say-file"), f"cannot be read: {error}")
-                ) from None
+            options.say = read_text(options.say_file)
         return
     raise ConfigurationError(Problem("fork.flags", got=wrong))

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from marl_plugins.asking.prompts import FIELDS, LABEL_FIELDS
 from marl_plugins.commands.imports.report import Report
-from marl_plugins.core.failures import ConfigurationError, nearest
+from marl_plugins.core.failures import nearest
 from marl_plugins.core.problems import Problem, Where, at
-from marl_plugins.core.recipe.texts import read_text
+from marl_plugins.core.recipe.texts import syntax_tree
 
 TASK = ("question", "problem", "prompt", "input", "task_description")
 LABELS = ("label", "answer", "ground_truth", "ground_truth_answer", "reference_answer")
@@ -137,12 +137,7 @@ def neutral_prompt(earlier: list[str], sees_others: bool) -> str:
 
 def templates_in(path: Path) -> list[Template]:
     """Returns the templates in a workflow file of theirs, in the order of the file."""
-    try:
-        tree = ast.parse(read_text(path), str(path))
-    except SyntaxError as error:
-        got = f"cannot be read for its prompts: {error}"
-        raise ConfigurationError(Problem("imports.unreadable", at(file=path), got)) from None
-    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    assigned = [node for node in ast.walk(syntax_tree(path)) if isinstance(node, ast.Assign)]
     templates = []
     for node in sorted(assigned, key=lambda node: node.lineno):
         match node:

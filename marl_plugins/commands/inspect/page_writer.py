@@ -251,11 +251,8 @@ class Tokens:
         return [self._numbers[policy, token] for token in ids]
 
     def _load(self, policy: str) -> Any:
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            self.reason = "texts of tokens need the package tokenizers"
-            return None
+        from tokenizers import Tokenizer
+
         text = recorded_tokenizer(self.folder, policy)
         if text is None:
             self.reason = f"the run has left no tokenizer of policy {policy}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,19 @@ def read_text(path: Path) -> str:
         got = f"is not UTF-8 text (byte {error.start})"
         problem = Problem("files.encoding", at(file=path), got, fix="save it as UTF-8")
     raise ConfigurationError(problem)
+
+
+def syntax_tree(path: Path) -> ast.Module:
+    """Returns the syntax tree of a file of Python.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is not Python.
+    """
+    try:
+        return ast.parse(read_text(path), str(path))
+    except SyntaxError as error:
+        where, got = at(line=f"{path}:{error.lineno}"), f"is not Python ({error.msg})"
+        raise ConfigurationError(Problem("files.syntax", where, got)) from None
 
 
 LINE_ENDS = "\x85\u2028\u2029"

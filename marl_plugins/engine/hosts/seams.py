@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.recipe.texts import syntax_tree
 from marl_plugins.engine.hosts.releases import WINDOWED, concerns
 
 
@@ -396,26 +396,6 @@ def _names(path: Path) -> dict[str, str | None]:
 
     visit(syntax_tree(path).body, "")
     return names
-
-
-def syntax_tree(path: Path) -> ast.Module:
-    """Returns the syntax tree of a file.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or is not Python.
-    """
-    try:
-        return ast.parse(path.read_text(encoding="utf-8"), str(path))
-    except SyntaxError as error:
-        raise ConfigurationError(
-            Problem(
-                "upstream.syntax", at(line=f"{path}:{error.lineno}"), f"is not Python ({error.msg})"
-            )
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            Problem("upstream.syntax", at(file=path), f"cannot be read as Python ({error})")
-        ) from None
 
 
 def _parameters(arguments: ast.arguments) -> str:

@@ -28,7 +28,7 @@ from typing import Any, cast
 from marl_plugins.core import command
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.engine.hosts.seams import syntax_tree
+from marl_plugins.core.recipe.texts import syntax_tree
 
 CLI = "cli/train_ppo_ray.py"
 SKIPPED = (
