@@ -62,7 +62,7 @@ def test_changes_in_a_newer_release_are_named(checkout, capsys):
     code, found = run_compat(capsys, checkout)
     assert code == 1
     assert "newer than any release tested here" in found[("release", None)][0]
-    assert "PolicyModelActor.fit takes (self, kl)" in found[("seams", False)][0]
+    assert "PolicyModelActor.fit(self, kl)" in found[("seams", False)][0]
     assert found[("flags", False)] == ["--train.batch_size is gone"]
     assert found[("flags", None)] == ["--train.rows is new"]
     assert "no_such" in found[("validation", False)][0]

@@ -21,14 +21,12 @@ from marl_plugins.engine.hosts.releases import WINDOWED, concerns
 class Seam(NamedTuple):
     """A function, method, class or module attribute of upstream.
 
-    `signature` is a function's parameter names (annotations and defaults are ignored), None for
-    anything else;
-    `releases` the versions that the row applies to, empty for all.
+    `form` is its name, of a function with the names of its parameters (annotations and defaults are
+    ignored); `releases` the versions that the row applies to, empty for all.
     """
 
     module: str
-    name: str
-    signature: str | None
+    form: str
     why: str
     releases: str = ""
 
@@ -36,332 +34,314 @@ class Seam(NamedTuple):
 SEAMS = (
     Seam(
         "trainer.ray.vllm_engine",
-        "create_vllm_engines",
-        "num_engines, tensor_parallel_size, pretrain, seed, full_determinism, "
-        "enable_prefix_caching, enforce_eager, max_model_len, "
-        "shared_pg, gpu_memory_utilization, vllm_enable_sleep, logprobs_mode, agent_func_path, "
-        "remote_rm_url, "
-        "max_images_per_prompt",
+        "create_vllm_engines(num_engines, tensor_parallel_size, pretrain, seed, "
+        "full_determinism, enable_prefix_caching, enforce_eager, max_model_len, shared_pg, "
+        "gpu_memory_utilization, vllm_enable_sleep, logprobs_mode, agent_func_path, "
+        "remote_rm_url, max_images_per_prompt)",
         "engines are started through it, one at a time",
     ),
     Seam(
         "trainer.ray.vllm_engine",
         "RolloutRayActor",
-        None,
         "looked up in its module by create_vllm_engines; subclassed",
     ),
     Seam(
         "trainer.ray.vllm_engine",
-        "RolloutRayActor.__init__",
-        "self, bundle_indices, agent_func_path, remote_rm_url, mm_pad_token_ids",
+        "RolloutRayActor.__init__(self, bundle_indices, agent_func_path, remote_rm_url, "
+        "mm_pad_token_ids)",
         "the subclass adds engine arguments on CPU",
     ),
     Seam(
         "trainer.ray.vllm_engine",
-        "RolloutRayActor.pause_generation",
-        "self",
+        "RolloutRayActor.pause_generation(self)",
         "before weights change in the middle of answers",
     ),
     Seam(
         "trainer.ray.vllm_engine",
-        "RolloutRayActor.resume_generation",
-        "self",
+        "RolloutRayActor.resume_generation(self)",
         "after it; the subclass notes the versions",
     ),
     Seam(
         "trainer.ray.vllm_engine",
         "placement_group",
-        None,
         "looked up in its module; kept, to free a dead engine's devices",
     ),
     Seam(
         "trainer.ray.vllm_engine",
-        "batch_vllm_engine_call",
-        "engines, method_name, rank_0_only",
-        "looked up in its module; not called at the start, so that engines of several policies "
-        "start together",
+        "batch_vllm_engine_call(engines, method_name, rank_0_only)",
+        "looked up in its module; not called at the start, so that engines of several "
+        "policies start together",
     ),
-    Seam("trainer.ray.ppo_actor", "PolicyModelActor", None, "subclassed"),
+    Seam(
+        "trainer.ray.ppo_actor",
+        "PolicyModelActor",
+        "subclassed",
+    ),
     Seam(
         "trainer.ray.launcher",
-        "RewardModelActor.init_model_from_pretrained",
-        "self, strategy, pretrain",
+        "RewardModelActor.init_model_from_pretrained(self, strategy, pretrain)",
         "a reward model's processes; RewardModelActor is subclassed",
     ),
     Seam(
         "trainer.ray.launcher",
-        "RewardModelActor.forward",
-        "self, sequences, attention_mask, packed_seq_lens, pad_sequence",
+        "RewardModelActor.forward(self, sequences, attention_mask, packed_seq_lens, pad_sequence)",
         "rewards of sequences, one by one",
     ),
     Seam(
         "trainer.ray.ppo_actor",
-        "PolicyModelActor.init_model_from_pretrained",
-        "self, strategy, pretrain, max_steps, vllm_engines",
+        "PolicyModelActor.init_model_from_pretrained(self, strategy, pretrain, max_steps, "
+        "vllm_engines)",
         "vllm_engines=None leaves the NCCL group out on CPU",
     ),
     Seam(
         "trainer.ray.ppo_actor",
-        "PolicyModelActor.fit",
-        "self, kl_ctl",
+        "PolicyModelActor.fit(self, kl_ctl)",
         "the update; wrapped to assert that nothing is carried over",
     ),
     Seam(
         "trainer.ray.ppo_actor",
-        "PolicyModelActor.append",
-        "self, experience",
+        "PolicyModelActor.append(self, experience)",
         "hands a rank its rows",
     ),
     Seam(
         "trainer.ray.ppo_actor",
-        "PolicyModelActor.save_checkpoint",
-        "self, tag, client_states, metric_value, metric_key",
+        "PolicyModelActor.save_checkpoint(self, tag, client_states, metric_value, metric_key)",
         "DeepSpeed's checkpoint of one policy",
     ),
     Seam(
         "trainer.ray.ppo_actor",
-        "PolicyModelActor.save_model",
-        "self",
+        "PolicyModelActor.save_model(self)",
         "Hugging Face weights of one policy",
     ),
     Seam(
         "trainer.ray.ppo_actor",
-        "PolicyModelActor.broadcast_to_vllm",
-        "self",
+        "PolicyModelActor.broadcast_to_vllm(self)",
         "what upstream's own loop asks for; replaced on CPU",
     ),
     Seam(
         "trainer.ray.ppo_actor",
         "ActorPPOTrainer",
-        None,
         "looked up in its module by PolicyModelActor; subclassed",
     ),
     Seam(
         "trainer.ray.ppo_actor",
-        "ActorPPOTrainer.training_step",
-        "self, experience, kl_ctl, step, loss_batch_info",
+        "ActorPPOTrainer.training_step(self, experience, kl_ctl, step, loss_batch_info)",
         "its metrics leave weightless rows out",
         WINDOWED,
     ),
     Seam(
         "trainer.ray.ppo_actor",
         "NaiveReplayBuffer",
-        None,
         "looked up in its module by ActorPPOTrainer; subclassed",
     ),
     Seam(
         "trainer.ray.ppo_critic",
         "NaiveReplayBuffer",
-        None,
         "looked up in its module by CriticPPOTrainer; subclassed",
     ),
-    Seam("trainer.ray.ppo_critic", "CriticModelActor", None, "subclassed"),
     Seam(
         "trainer.ray.ppo_critic",
-        "CriticModelActor.init_model_from_pretrained",
-        "self, strategy, pretrain, max_steps",
+        "CriticModelActor",
+        "subclassed",
+    ),
+    Seam(
+        "trainer.ray.ppo_critic",
+        "CriticModelActor.init_model_from_pretrained(self, strategy, pretrain, max_steps)",
         "one critic per policy",
     ),
     Seam(
         "trainer.ray.ppo_critic",
-        "CriticModelActor.fit",
-        "self",
+        "CriticModelActor.fit(self)",
         "the critic's update; wrapped to assert that nothing is carried over",
     ),
     Seam(
         "trainer.ray.ppo_critic",
-        "CriticModelActor.append",
-        "self, experience",
+        "CriticModelActor.append(self, experience)",
         "hands a critic's rank its rows",
     ),
     Seam(
         "trainer.ray.ppo_critic",
-        "CriticModelActor.save_checkpoint",
-        "self, tag, metric_value, metric_key",
+        "CriticModelActor.save_checkpoint(self, tag, metric_value, metric_key)",
         "DeepSpeed's checkpoint of one critic",
     ),
     Seam(
         "trainer.ray.ppo_critic",
-        "CriticModelActor.save_model",
-        "self",
+        "CriticModelActor.save_model(self)",
         "--critic.save_value_network",
     ),
     Seam(
         "trainer.ray.ppo_critic",
         "CriticPPOTrainer",
-        None,
         "looked up in its module by CriticModelActor; subclassed",
     ),
     Seam(
         "trainer.ray.ppo_critic",
-        "CriticPPOTrainer.training_step",
-        "self, experience, step, loss_batch_info",
+        "CriticPPOTrainer.training_step(self, experience, step, loss_batch_info)",
         "its metrics leave weightless rows out",
         WINDOWED,
     ),
     Seam(
         "models.actor",
         "AutoModelForCausalLM",
-        None,
         "looked up there by Actor; adapters of a model share its weights",
     ),
     Seam(
         "trainer.ray.launcher",
-        "BaseDistributedActor.__init__",
-        "self, world_size, rank, master_addr, master_port",
+        "BaseDistributedActor.__init__(self, world_size, rank, master_addr, master_port)",
         "a process that adapters share is one",
     ),
     Seam(
         "trainer.ray.launcher",
-        "BaseDistributedActor._get_free_port",
-        "",
+        "BaseDistributedActor._get_free_port()",
         "replaced; the port is kept until torch listens on it",
     ),
-    Seam("trainer.ray.launcher", "ReferenceModelActor", None, "subclassed"),
     Seam(
         "trainer.ray.launcher",
-        "ReferenceModelActor.init_model_from_pretrained",
-        "self, strategy, pretrain",
+        "ReferenceModelActor",
+        "subclassed",
+    ),
+    Seam(
+        "trainer.ray.launcher",
+        "ReferenceModelActor.init_model_from_pretrained(self, strategy, pretrain)",
         "its model is told to see trees",
     ),
     Seam(
         "trainer.ray.launcher",
-        "ReferenceModelActor.forward",
-        "self, sequences, action_mask, attention_mask, return_output, packed_seq_lens, "
-        "mm_train_inputs_list",
+        "ReferenceModelActor.forward(self, sequences, action_mask, attention_mask, "
+        "return_output, packed_seq_lens, mm_train_inputs_list)",
         "the reference in the policy's process answers as it does",
     ),
     Seam(
         "trainer.ray.launcher",
-        "RayActorGroup.__init__",
-        "self, num_nodes, num_gpus_per_node, ray_actor_type, pg, num_gpus_per_actor, "
-        "duplicate_actors, "
-        "resources, num_resources_per_node",
+        "RayActorGroup.__init__(self, num_nodes, num_gpus_per_node, ray_actor_type, pg, "
+        "num_gpus_per_actor, duplicate_actors, resources, num_resources_per_node)",
         "one group of training processes per policy",
     ),
     Seam(
         "trainer.ray.launcher",
-        "RayActorGroup.async_run_method",
-        "self, method_name",
+        "RayActorGroup.async_run_method(self, method_name)",
         "calls on all ranks",
     ),
     Seam(
         "trainer.ray.launcher",
-        "RayActorGroup.async_run_method_batch",
-        "self, method_name",
+        "RayActorGroup.async_run_method_batch(self, method_name)",
         "calls with a part per rank",
     ),
     Seam(
         "trainer.ppo_trainer",
-        "BasePPOTrainer.__init__",
-        "self, strategy, actor_model_group, critic_model_group, reward_model_group, "
-        "reference_model_group, vllm_engines, tokenizer",
+        "BasePPOTrainer.__init__(self, strategy, actor_model_group, critic_model_group, "
+        "reward_model_group, reference_model_group, vllm_engines, tokenizer)",
         "subclassed, one per policy",
     ),
     Seam(
         "trainer.ppo_trainer",
-        "BasePPOTrainer.ppo_train",
-        "self, global_steps",
+        "BasePPOTrainer.ppo_train(self, global_steps)",
         "runs the fit on all ranks, with sleep where asked",
     ),
     Seam(
         "trainer.ppo_utils.experience_maker",
-        "RemoteExperienceMaker.__init__",
-        "self, actor_model_group, critic_model_group, reward_model_group, initial_model_group, "
-        "kl_controller, strategy, tokenizer",
+        "RemoteExperienceMaker.__init__(self, actor_model_group, critic_model_group, "
+        "reward_model_group, initial_model_group, kl_controller, strategy, tokenizer)",
         "subclassed, one per policy",
     ),
     Seam(
         "trainer.ppo_utils.experience_maker",
-        "RemoteExperienceMaker.make_experience",
-        "self, samples_list",
+        "RemoteExperienceMaker.make_experience(self, samples_list)",
         "log-probs and KL; its dispatch list is padded to the ranks",
     ),
-    Seam("trainer.ppo_utils.experience", "Experience", None, "rows in upstream's form"),
     Seam(
         "trainer.ppo_utils.experience",
-        "make_experience_batch",
-        "items, packing_samples",
+        "Experience",
+        "rows in upstream's form",
+    ),
+    Seam(
+        "trainer.ppo_utils.experience",
+        "make_experience_batch(items, packing_samples)",
         "sequences of one forward pass, and those of a rank, as one batch",
     ),
     Seam(
         "trainer.ppo_utils.replay_buffer",
-        "NaiveReplayBuffer.append",
-        "self, experience",
+        "NaiveReplayBuffer.append(self, experience)",
         "a rank's sequences",
     ),
     Seam(
         "trainer.ppo_utils.replay_buffer",
-        "NaiveReplayBuffer.collate_fn",
-        "self, batch",
+        "NaiveReplayBuffer.collate_fn(self, batch)",
         "a micro-batch",
     ),
     Seam(
         "trainer.ppo_utils.length_penalty",
-        "apply_length_penalties",
-        "experiences, args",
+        "apply_length_penalties(experiences, args)",
         "--reward.overlong_* and related flags, on actions' own rewards",
     ),
     Seam(
         "models.utils",
-        "compute_reward",
-        "r, kl_coef, kl, action_mask, reward_clip_range",
+        "compute_reward(r, kl_coef, kl, action_mask, reward_clip_range)",
         "KL penalty and reward per token",
     ),
     Seam(
         "models.ring_attn_utils",
         "unpad_input",
-        None,
         "imports flash_attn at module level; on CPU its functions are those of "
         "engine/hosts/unpadding.py",
     ),
     Seam(
-        "utils.deepspeed", "DeepspeedStrategy", None, "accumulated_gradient is set before each fit"
+        "utils.deepspeed",
+        "DeepspeedStrategy",
+        "accumulated_gradient is set before each fit",
     ),
     Seam(
         "utils.deepspeed.deepspeed",
         "DeepspeedStrategy.load_ckpt",
-        None,
         "wrapped, so that a resumed run's learning rate is its flag's",
     ),
     Seam(
-        "utils.utils", "get_strategy", "args", "one strategy per policy, from a copy of the flags"
+        "utils.utils",
+        "get_strategy(args)",
+        "one strategy per policy, from a copy of the flags",
     ),
     Seam(
         "utils.logging_utils",
-        "TensorboardLogger.log_train",
-        "self, global_step, logs_dict",
+        "TensorboardLogger.log_train(self, global_step, logs_dict)",
         "tracker",
     ),
-    Seam("utils.logging_utils", "WandbLogger.log_train", "self, global_step, logs_dict", "tracker"),
-    Seam("utils.config", "hierarchize", "args", "nested flags"),
+    Seam(
+        "utils.logging_utils",
+        "WandbLogger.log_train(self, global_step, logs_dict)",
+        "tracker",
+    ),
+    Seam(
+        "utils.config",
+        "hierarchize(args)",
+        "nested flags",
+    ),
 )
 
 
 def check_seams(root: Path, seams: Sequence[Seam]) -> list[str]:
     """Returns the seams of a table that a package folder lacks or that differ there."""
     problems = []
-    read: dict[Path, dict[str, str | None] | None] = {}
+    read: dict[Path, dict[str, str] | None] = {}
     for seam in seams:
         path = _file(root, seam.module)
         if path is None:
-            problems.append(f"openrlhf.{seam.module} is gone ({seam.name}: {seam.why})")
+            problems.append(f"openrlhf.{seam.module} is gone ({seam.form}: {seam.why})")
             continue
         if path not in read:
             try:
-                read[path] = _names(path)
+                read[path] = _forms(path)
             except ConfigurationError as error:
                 read[path] = None
                 problems += map(str, error.problems)
-        signatures = read[path]
-        if signatures is None:
+        forms = read[path]
+        if forms is None:
             continue
-        if seam.name not in signatures:
-            problems.append(f"openrlhf.{seam.module}.{seam.name} is gone ({seam.why})")
-        elif seam.signature is not None and signatures[seam.name] != seam.signature:
+        name, called, _ = seam.form.partition("(")
+        if name not in forms:
+            problems.append(f"openrlhf.{seam.module}.{name} is gone ({seam.why})")
+        elif called and forms[name] != seam.form:
             problems.append(
-                f"openrlhf.{seam.module}.{seam.name} takes ({signatures[seam.name]}), expected "
-                f"({seam.signature}) ({seam.why})"
+                f"openrlhf.{seam.module} has {forms[name]}, expected {seam.form} ({seam.why})"
             )
     return problems
 
@@ -379,26 +359,22 @@ def _file(root: Path, module: str) -> Path | None:
     return None
 
 
-def _names(path: Path) -> dict[str, str | None]:
-    """Names that a module defines or imports, methods as `Class.method`; functions with their
-    parameter names."""
-    names: dict[str, str | None] = {}
+def _forms(path: Path) -> dict[str, str]:
+    """What a module defines or imports by name, methods as `Class.method`; functions with the names
+    of their parameters."""
+    forms: dict[str, str] = {}
 
     def visit(body: list[ast.stmt], prefix: str) -> None:
         for node in body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                names[prefix + node.name] = _parameters(node.args)
+                given = node.args
+                names = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+                forms[prefix + node.name] = f"{prefix}{node.name}({', '.join(names)})"
             elif isinstance(node, ast.ClassDef):
-                names[prefix + node.name] = None
+                forms[prefix + node.name] = ""
                 visit(node.body, f"{prefix}{node.name}.")
             elif isinstance(node, ast.Import | ast.ImportFrom):
-                names.update({prefix + (alias.asname or alias.name): None for alias in node.names})
+                forms.update({prefix + (alias.asname or alias.name): "" for alias in node.names})
 
     visit(syntax_tree(path).body, "")
-    return names
-
-
-def _parameters(arguments: ast.arguments) -> str:
-    return ", ".join(
-        a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    )
+    return forms
