@@ -14,8 +14,8 @@ from marl_plugins.builtin.graph.executor import Decide
 from marl_plugins.builtin.graph.expressions import Expression, Scope
 from marl_plugins.builtin.graph.nodes import BodyNode, Graph, LoopNode, Node, RoleCallNode, ToolNode
 from marl_plugins.core.workflow import Workflow
-from marl_plugins.engine.plan.script import TOOL, FailureText
-from marl_plugins.engine.plan.workflow_file import Attempt, Explorer
+from marl_plugins.engine.plan.script import TOOL, FailureText, Script
+from marl_plugins.engine.plan.workflow_file import Explorer
 
 MOST_FORCED = 200
 """Attempts in which a condition is forced."""
@@ -60,7 +60,7 @@ class GraphExplorer(Explorer):
                 conditions.append(node.body.stop)
         return [condition for condition in conditions if condition is not None]
 
-    def attempts(self) -> Iterator[Attempt]:
+    def attempts(self) -> Iterator[Script]:
         legal = self.examples()
         tools = {node.tool for node in self.nodes if isinstance(node, ToolNode)}
         failing = {f"{TOOL}{tool}": (FailureText("it failed"),) for tool in sorted(tools)}
@@ -76,7 +76,7 @@ class GraphExplorer(Explorer):
 
     def _attempt(
         self, when: str, lines: Lines, forced: Mapping[Expression, bool] | None = None
-    ) -> Attempt:
+    ) -> Script:
         def decide(condition: Expression, scope: Scope) -> bool:
             if forced and condition in forced:
                 return forced[condition]
@@ -84,7 +84,7 @@ class GraphExplorer(Explorer):
             self.met.setdefault(condition, set()).add(held)
             return held
 
-        return Attempt(when, self.decided_by(decide), lines)
+        return Script(when, lines=lines, workflow=self.decided_by(decide))
 
     def examples(self) -> dict[str, tuple[str | None, ...]]:
         """Returns, by role, answers in the forms in which they are read."""

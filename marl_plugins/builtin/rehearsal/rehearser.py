@@ -30,7 +30,6 @@ from marl_plugins.builtin.rehearsal.variants import variants_of
 from marl_plugins.core.loading import NOT_USERS
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.trajectory import Task, Trajectory
-from marl_plugins.core.workflow import Workflow
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.script import (
     ONES,
@@ -58,8 +57,6 @@ MORE = 12
 LONG = 10 * MAX_ROLE_CALLS
 """Calls after which a loop is taken for one without an end; after the first, fewer are waited
 for."""
-Played = tuple[Script, Workflow | None]
-"""A script, and what is run in place of the workflow."""
 
 
 class Rehearser:
@@ -106,9 +103,9 @@ class Rehearser:
         return self.problems
 
     def _rehearse(self, others: Sequence[Task], result: RehearsalResult) -> None:
-        first = self._played(self.task, of(WORDS, ONES))
+        first = self._played(self.task, [WORDS, ONES])
         waits = bool(waited(first, self.stage.file))
-        stated = [] if waits else self._played(self.task, [*of(*self.examples), *self._variants()])
+        stated = [] if waits else self._played(self.task, [*self.examples, *self._variants()])
         demonstrations = demonstrated(self.run, [self.task, *self.more[:MORE]] if self.sure else [])
         guessed = [] if waits else self._played(self.task, self._guesses(demonstrations))
         here = [*first, *stated, *guessed]
@@ -122,7 +119,7 @@ class Rehearser:
             self._add(problem for trial in here for problem in shown_objects(trial))
         elsewhere: list[Trial] = []
         for task in [] if waits or self.wrong else others:
-            trials = self._played(task, of(WORDS, ONES, *self.examples[:1]))
+            trials = self._played(task, [WORDS, ONES, *self.examples[:1]])
             self._add(self._judge(f"{WORKFLOW}, on task {task.id!r},", trials[:2], trials[2:]))
             result.others.append(left(trials))
             elsewhere += trials
@@ -137,7 +134,7 @@ class Rehearser:
             most = max(ended, key=lambda one: (len({a.role for a in one[1].actions}), one[0]))
             result.fullest = most[1]
 
-    def _played(self, task: Task, played: Iterable[Played]) -> list[Trial]:
+    def _played(self, task: Task, scripts: Iterable[Script]) -> list[Trial]:
         """Plays scripts, one after the other.
 
         The task has a label that can be recognised; a workflow that may need the real one is tried
@@ -146,15 +143,13 @@ class Rehearser:
         marked = with_marked_label(task, self.copies)
 
         def play(caught: Capture) -> list[Trial]:
-            return [self._one(*one, marked, task, caught) for one in played]
+            return [self._one(script, marked, task, caught) for script in scripts]
 
         return run_in_thread(play)
 
-    def _one(
-        self, script: Script, workflow: Workflow | None, marked: Task, task: Task, caught: Capture
-    ) -> Trial:
+    def _one(self, script: Script, marked: Task, task: Task, caught: Capture) -> Trial:
         self.count += 1
-        play = partial(self.stage.play, script, caught=caught, workflow=workflow)
+        play = partial(self.stage.play, script, caught=caught)
         trial = play(marked, most_calls=self.most_calls)
         if trial.endless and self.longest is None:
             self.longest, self.most_calls = trial, MAX_ROLE_CALLS
@@ -169,30 +164,25 @@ class Rehearser:
             trial.trajectory.task = task
         return trial
 
-    def _variants(self) -> Iterator[Played]:
-        """Yields what the workflow says of itself."""
+    def _variants(self) -> list[Script]:
+        """Returns what the workflow says of itself."""
         speakers = [*self.run.recipe.roles, *(f"{TOOL}{name}" for name in self.stage.functions)]
         variants, problems = variants_of(self.stage.workflow, speakers)
         self._add(problems)
-        for name, variant in variants.items():
-            if isinstance(variant, Script):
-                yield variant, None
-            else:
-                yield Script(f"the variant is {name!r}", WORDS.text), variant
+        return variants
 
-    def _guesses(self, demonstrations: Sequence[Script]) -> Iterator[Played]:
+    def _guesses(self, demonstrations: Sequence[Script]) -> Iterator[Script]:
         """Yields what else may lead somewhere: the recipe's demonstrations, roles and tools that
         fail where the workflow asks for that, what a workflow that is no Python wants tried."""
-        yield from of(*demonstrations)
+        yield from demonstrations
         text = self.stage.source.text
         begin = self.examples[0] if self.examples else WORDS
         failing = list(self.run.recipe.roles) if "except" in text else []
         failing += [f"{TOOL}{name}" for name in self.stage.functions]
-        yield from of(*(begin.saying(by, FailureText("")) for by in failing if text))
+        yield from (begin.saying(by, FailureText("")) for by in failing if text)
         if isinstance(self.stage.workflow, WorkflowFile):
             explorer: Explorer = self.stage.workflow.explorer()
-            for attempt in explorer.attempts():
-                yield Script(attempt.when, WORDS.text, attempt.lines), attempt.workflow
+            yield from explorer.attempts()
             self._add(explorer.remarks())
 
     def _judge(self, what: str, first: Sequence[Trial], more: Sequence[Trial]) -> list[Problem]:
@@ -258,11 +248,6 @@ class Rehearser:
             key = (problem.code, problem.where, problem.severity)
             if not any((p.code, p.where, p.severity) == key for p in self.problems):
                 self.problems.append(problem)
-
-
-def of(*scripts: Script) -> list[Played]:
-    """Returns scripts of the workflow itself."""
-    return [(script, None) for script in scripts]
 
 
 def left(trials: Iterable[Trial]) -> dict[str, Trajectory]:

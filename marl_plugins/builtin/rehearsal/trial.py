@@ -118,16 +118,15 @@ class Stage:
         caught: Capture,
         *,
         most_calls: int = MAX_ROLE_CALLS,
-        workflow: Workflow | None = None,
     ) -> Trial:
-        """Runs the workflow, or another one, once on a copy of a task.
+        """Runs the workflow, or the script's, once on a copy of a task.
 
         Args:
             caught: Of `run_in_thread`.
             most_calls: The trial is left where the workflow makes more calls of roles.
         """
         trial = Trial(script, Trace(self.source))
-        performance = TrialRun(self, trial, workflow or self.workflow, most_calls, caught.goes_on)
+        performance = TrialRun(self, trial, most_calls, caught.goes_on)
         before = shared_generators()
         with failures_kept(trial.failures, self.file, caught), trial.reached.watching():
             trial.trajectory = run_on_a_loop(performance.run(copy.deepcopy(task)))
@@ -148,7 +147,7 @@ class Stage:
 
         async def one(trial: Trial, task: Task) -> None:
             try:
-                trial.trajectory = await TrialRun(self, trial, self.workflow).run(task)
+                trial.trajectory = await TrialRun(self, trial).run(task)
             except Exception as error:  # the workflow's, of any kind
                 trial.failures.append(failure_of(error, self.file))
             caught.goes_on()  # programs may have to wait for each other
@@ -172,7 +171,6 @@ class TrialRun:
 
     stage: Stage
     trial: Trial
-    workflow: Workflow
     most_calls: int = MAX_ROLE_CALLS
     going_on: Callable[[], None] | None = None
     begun: float = field(default_factory=time.thread_time)
@@ -184,7 +182,8 @@ class TrialRun:
         async def watched(task: Task, roles: Roles, tools: Any) -> Any:
             calls = calls_of(roles)
             self.trial.calls = calls.made
-            awaitable = self.workflow(task, roles, tools)
+            workflow = self.trial.script.workflow or self.stage.workflow
+            awaitable = workflow(task, roles, tools)
             if not inspect.isawaitable(awaitable):
                 kind = type(awaitable).__name__
                 raise InvalidCall(

@@ -16,13 +16,13 @@ from collections.abc import Collection, Mapping
 from marl_plugins.core.failures import place_of, written
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.workflow import Workflow
-from marl_plugins.engine.plan.script import WORDS, Script
+from marl_plugins.engine.plan.script import Script
 from marl_plugins.engine.plan.user_code_thread import called, where_of
 
-Variants = dict[str, Script | Workflow]
 
-
-def variants_of(workflow: Workflow, speakers: Collection[str]) -> tuple[Variants, list[Problem]]:
+def variants_of(
+    workflow: Workflow, speakers: Collection[str]
+) -> tuple[list[Script], list[Problem]]:
     """Returns the variants of a workflow, and what is wrong with them.
 
     Args:
@@ -31,24 +31,24 @@ def variants_of(workflow: Workflow, speakers: Collection[str]) -> tuple[Variants
     module = inspect.getmodule(written(workflow))
     function = getattr(workflow, "variants", None) or getattr(module, "variants", None)
     if function is None:
-        return {}, []
+        return [], []
     place = place_of(function)
     answers, failures = called(function, place)
     if failures:
-        return {}, [Problem("rehearsal.variants", where_of(f.place), f.said) for f in failures]
+        return [], [Problem("rehearsal.variants", where_of(f.place), f.said) for f in failures]
     if not isinstance(answers[0], Mapping):
-        return {}, [_wrong(place, repr(answers[0])[:80], "a mapping of names to variants")]
-    variants: Variants = {}
-    problems: list[Problem] = []
+        return [], [_wrong(place, repr(answers[0])[:80], "a mapping of names to variants")]
+    variants, problems = list[Script](), list[Problem]()
     for name, variant in answers[0].items():
+        when = f"the variant is {name!r}"
         if callable(variant):
-            variants[name] = variant
+            variants.append(Script(when, workflow=variant))
         elif isinstance(variant, Mapping) and all(map(_said, variant.values())):
             for by in variant.keys() - speakers:
                 expected = f"a role or tools.NAME in variant {name!r}"
                 problems.append(_wrong(place, repr(by), expected, meant(str(by), speakers)))
             lines = {by: (s,) if isinstance(s, str) else tuple(s) for by, s in variant.items()}
-            variants[name] = Script(f"the variant is {name!r}", WORDS.text, lines)
+            variants.append(Script(when, lines=lines))
         else:
             expected = f"variant {name!r} to be texts by role, or a workflow"
             problems.append(_wrong(place, repr(variant)[:80], expected))

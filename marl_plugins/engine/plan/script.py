@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from marl_plugins.core.recipe.schema import RoleConfig
+from marl_plugins.core.workflow import Workflow
 
 SHOWN_CHARS = 60
 """Characters of an answer in a message."""
@@ -23,6 +24,11 @@ class FailureText(str):
     (`AgentFailure`)."""
 
 
+def word(number: int) -> str:
+    """Returns the word of the action with a number."""
+    return WORD + "".join(chr(ord("a") + number // 26**place % 26) for place in (2, 1, 0))
+
+
 @dataclass(frozen=True)
 class Script:
     """A script of what every role says, and every tool answers, in one run of a workflow.
@@ -32,11 +38,13 @@ class Script:
         text: The text of the action with a number, where its role has no lines.
         lines: What speakers say one after the other; the last line is repeated. None: as `text` has
             it.
+        workflow: What is run in place of the workflow itself.
     """
 
     when: str
-    text: Callable[[int], str]
+    text: Callable[[int], str] = word
     lines: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    workflow: Workflow | None = None
 
     def line(self, speaker: str, nth: int, number: int) -> str | None:
         """Returns the nth answer of a speaker (from 0), which is the run's answer with a number;
@@ -74,12 +82,7 @@ def quoted(lines: Sequence[str | None]) -> str:
     return f"says {'in the end ' if len(lines) > 1 else ''}{last!r}"
 
 
-def word(number: int) -> str:
-    """Returns the word of the action with a number."""
-    return WORD + "".join(chr(ord("a") + number // 26**place % 26) for place in (2, 1, 0))
-
-
-WORDS = Script("every answer is a word", word)
+WORDS = Script("every answer is a word")
 ONES = Script("every answer is the number 1", lambda number: "1")
 
 
@@ -94,7 +97,7 @@ def example_scripts(roles: Mapping[str, RoleConfig]) -> list[Script]:
     if not examples:
         return []
     first = {role: lines[0] for role, lines in examples.items()}
-    together = Script("every role says its example", word, first)
+    together = Script("every role says its example", lines=first)
     return [
         together,
         *(together.saying(role, *line) for role, lines in examples.items() for line in lines[1:]),

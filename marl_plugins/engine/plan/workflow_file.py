@@ -9,37 +9,22 @@ made.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.run import Run
 from marl_plugins.core.workflow import Workflow
 from marl_plugins.engine.manager import Plugins
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One run of a workflow that is worth a try, judged as those with invented answers are.
-
-    Args:
-        when: Says when a run is like this: "every answer has the form in which it is read".
-        lines: What roles, and tools as `tools.NAME`, say one after the other; the last line is
-            repeated.
-        workflow: What is run.
-    """
-
-    when: str
-    workflow: Workflow
-    lines: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+from marl_plugins.engine.plan.script import Script
 
 
 class Explorer:
     """Looks for what leads into every part of a workflow."""
 
-    def attempts(self) -> Iterator[Attempt]:
-        """Yields runs; each is played before the next one is asked for."""
+    def attempts(self) -> Iterator[Script]:
+        """Yields runs that are worth a try, judged as those with invented answers are; each is
+        played before the next one is asked for."""
         yield from ()
 
     def remarks(self) -> list[Problem]:
