@@ -28,7 +28,6 @@ from marl_plugins.engine.plan.user_code_thread import failure_of
 
 if TYPE_CHECKING:
     from marl_plugins.contracts.graders import GraderFinding
-    from marl_plugins.contracts.labels import LabelOutcome
     from marl_plugins.engine.plan.plan import Plan
 
 MAX_NAMED_ANSWERS = 20
@@ -76,7 +75,7 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
             json.dumps(
                 {
                     "fine": fine,
-                    "answers": [_known(one) for one in known],
+                    "answers": [one._asdict() for one in known],
                     "labels": [one._asdict() for one in labels],
                     "labels_are_answers": labels_answer,
                     "data": {
@@ -130,21 +129,10 @@ def _twice(plan: Plan, split: str) -> dict[str, Any]:
     return {"count": len(repeated), "tasks": repeated[:MAX_NAMED_ANSWERS]}
 
 
-def _known(one: GraderFinding) -> dict[str, Any]:
-    return {
-        "task": one.graded.task.id,
-        "role": one.graded.role,
-        "kind": one.kind,
-        "answer": one.answer,
-        "outcome": one.outcome,
-        "fine": one.fine,
-    }
-
-
 def _print(
     known: Sequence[GraderFinding],
-    labels: Sequence[LabelOutcome],
-    counted: Sequence[LabelOutcome],
+    labels: Sequence[GraderFinding],
+    counted: Sequence[GraderFinding],
     problems: Iterable[str],
     twice: dict[str, dict[str, Any]],
 ) -> None:
@@ -152,9 +140,7 @@ def _print(
 
     _counts(known, KNOWN)
     if rows := [
-        [one.graded.task.id, one.graded.role, one.kind, one.answer, one.outcome]
-        for one in known
-        if not one.fine
+        [one.task, one.role, one.kind, one.answer, one.outcome] for one in known if not one.fine
     ]:
         print_table(
             "Not graded as their author says",
@@ -203,7 +189,7 @@ def _print(
             )
 
 
-def _failures(missed: Sequence[LabelOutcome]) -> None:
+def _failures(missed: Sequence[GraderFinding]) -> None:
     """Prints why the workflow did not come to its end, the most common reason in full."""
     failures = Counter(one.failure for one in missed if one.failure).most_common()
     for failure, count in failures[:1]:

@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> int:
         help="also train a tiny policy with it and run its own tests; takes a minute, requires the "
         "stack",
     )
-    options = parser.parse_args(list(words))
+    options = parser.parse_args(words)
     from marl_plugins.commands.tables import report
 
     with open_tree(options.source) as tree:

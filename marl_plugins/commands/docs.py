@@ -21,7 +21,7 @@ def main(words: Sequence[str]) -> int:
         description="The documentation, page by page; without a page, the list of them.",
     )
     parser.add_argument("page", nargs="?", help="name of a page, such as recipes or flags")
-    options = parser.parse_args(list(words))
+    options = parser.parse_args(words)
     pages = {path.stem: path for path in data("docs").glob("*.md")}
     if options.page is None:
         width = max(map(len, pages), default=0)

@@ -99,7 +99,7 @@ def main(words: Sequence[str]) -> int:
     """
     tables = all_tables(words)
     parser = make_parser(tables)
-    options, others = parser.parse_known_args(list(words))
+    options, others = parser.parse_known_args(words)
     table = tables[options.table]
     if others and not table.plans:
         parser.error(f"unrecognized arguments: {' '.join(others)}")

@@ -37,7 +37,7 @@ def main(words: Sequence[str]) -> int:
     adding.add_argument(
         "--to", type=Path, metavar="FOLDER", help="of a GGUF: write it there, and keep no name"
     )
-    options = parser.parse_args(list(words))
+    options = parser.parse_args(words)
     if options.command == "add":
         return add(options.source, options.name, options.to)
     if options.command is None:

@@ -35,7 +35,7 @@ def main(words: Sequence[str]) -> int:
         default=[],
         help="look at this one too: a name or a .py file",
     )
-    options = parser.parse_args(list(words))
+    options = parser.parse_args(words)
     if options.plugin:
         from marl_plugins.engine.manager import Plugins
 

@@ -129,7 +129,7 @@ def main(words: Sequence[str]) -> int:
         action="store_true",
         help="print who sees whom as a Mermaid flowchart, and nothing else",
     )
-    options = parser.parse_args(list(words))
+    options = parser.parse_args(words)
     if options.command is None:
         parser.print_help()
         return 0

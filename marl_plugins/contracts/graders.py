@@ -83,18 +83,21 @@ class GradedAnswers:
 
 
 class GraderFinding(NamedTuple):
-    """The score that the grader gave one answer, and whether that is as its author says.
+    """The score that the grader gave one answer, and whether that is as it should be.
 
     Args:
         outcome: Of the role, in [0, 1]; None where it has none.
-        fine: Whether the grader pays it as its author says.
+        fine: Whether the grader pays what is right, and nothing else.
+        failure: Why the workflow did not come to its end; empty where it did.
     """
 
-    graded: GradedAnswers
-    kind: Kind
+    task: str
+    role: str
+    kind: str
     answer: str
     outcome: float | None
     fine: bool
+    failure: str
 
 
 class RecipeGrader:
@@ -186,18 +189,18 @@ def _listed(plan: Plan) -> Iterator[GradedAnswers]:
 async def _check(plan: Plan, caught: Capture) -> list[GraderFinding]:
     findings: list[GraderFinding] = []
 
-    async def graded_outcome(graded: GradedAnswers, answer: str) -> float | None:
+    async def graded_outcome(graded: GradedAnswers, answer: str) -> tuple[float | None, str]:
         try:
-            return (await outcome_of(plan, graded, answer))[0]
+            return await outcome_of(plan, graded, answer)
         finally:
             caught.goes_on()
 
     listed = list(_listed(plan))
     caught.goes_on()
     for graded in listed:
-        told: dict[Kind, list[str]] = {
-            "right": [*graded.right],
-            "wrong": [*graded.wrong],
+        told: dict[Kind, Sequence[str]] = {
+            "right": graded.right,
+            "wrong": graded.wrong,
             "tricks": [
                 *graded.tricks,
                 *(trick for trick in TRICKS if trick not in (*graded.right, *graded.wrong)),
@@ -205,11 +208,12 @@ async def _check(plan: Plan, caught: Capture) -> list[GraderFinding]:
         }
         for kind, answers in told.items():
             outcomes = await asyncio.gather(*(graded_outcome(graded, answer) for answer in answers))
-            for answer, outcome in zip(answers, outcomes, strict=True):
+            for answer, (outcome, failure) in zip(answers, outcomes, strict=True):
                 fine = outcome is not None and (
                     outcome >= graded.paid if kind == "right" else outcome <= graded.unpaid
                 )
-                findings.append(GraderFinding(graded, kind, answer, outcome, fine))
+                of = graded.task.id, graded.role
+                findings.append(GraderFinding(*of, kind, answer, outcome, fine, failure))
     return findings
 
 

@@ -12,9 +12,9 @@ import asyncio
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
-from marl_plugins.contracts.graders import GradedAnswers, graded_apart, outcome_of
+from marl_plugins.contracts.graders import GradedAnswers, GraderFinding, graded_apart, outcome_of
 from marl_plugins.core.trajectory import Task
 from marl_plugins.engine.plan.user_code_thread import Capture
 
@@ -28,23 +28,6 @@ CONCURRENT_GRADINGS = 64
 NUMBER = re.compile(r"\d+(?!.*\d)", re.DOTALL)
 """The last digits of a text."""
 ANSWER_KEYS = ("answer", "answers", "label", "labels", "target", "gold", "value", "final_answer")
-
-
-class LabelOutcome(NamedTuple):
-    """The outcome of one text on one task.
-
-    Args:
-        outcome: Of the last role, in [0, 1]; None where it has none.
-        fine: Whether a label is paid, and anything else is not.
-        failure: Why the workflow did not come to its end; empty where it did.
-    """
-
-    task: str
-    kind: LabelKind
-    answer: str
-    outcome: float | None
-    fine: bool
-    failure: str
 
 
 def texts_of(label: Any) -> list[str]:
@@ -75,7 +58,7 @@ def wrong_for(text: str) -> str:
     return text[::-1] if text[::-1] != text else f"{text}x"
 
 
-def check_labels(plan: Plan, most: int | None = None) -> list[LabelOutcome]:
+def check_labels(plan: Plan, most: int | None = None) -> list[GraderFinding]:
     """Grades the label of every task of both splits, and what is none.
 
     Args:
@@ -95,11 +78,11 @@ def spaced(tasks: Sequence[Task], most: int | None) -> list[Task]:
     return list(tasks[::every])
 
 
-async def _check(plan: Plan, tasks: Sequence[Task], caught: Capture) -> list[LabelOutcome]:
+async def _check(plan: Plan, tasks: Sequence[Task], caught: Capture) -> list[GraderFinding]:
     role, free = list(plan.run.recipe.roles)[-1], asyncio.Semaphore(CONCURRENT_GRADINGS)
     labelled = [(task, texts) for task in tasks if (texts := texts_of(task.label))]
 
-    async def graded(task: Task, kind: LabelKind, texts: Sequence[str]) -> LabelOutcome:
+    async def graded(task: Task, kind: LabelKind, texts: Sequence[str]) -> GraderFinding:
         async with free:
             for text in texts:
                 outcome, failure = await outcome_of(plan, GradedAnswers(task, role=role), text)
@@ -107,7 +90,8 @@ async def _check(plan: Plan, tasks: Sequence[Task], caught: Capture) -> list[Lab
                 if outcome is not None and outcome >= PAID_OUTCOME:
                     break
         paid = outcome is not None and outcome >= PAID_OUTCOME
-        return LabelOutcome(task.id, kind, text, outcome, paid == (kind == "label"), failure)
+        fine = paid == (kind == "label")
+        return GraderFinding(task.id, role, kind, text, outcome, fine, failure)
 
     caught.goes_on()
 

@@ -35,17 +35,17 @@ DEBUG = " (--debug shows all of it)"
 IN_RUNS = (
     *SAMPLING,
     *WHILE_WEIGHTS_CHANGE,
-    *(
-        "marl_batch",
-        "marl_step",
-        "marl_exchange",
-        "marl_credit",
-        "marl_credit_step",
-        "marl_select",
-        "marl_log",
-        "marl_extensions",
-    ),
-    *("marl_state", "marl_restore", "marl_files"),
+    "marl_batch",
+    "marl_step",
+    "marl_exchange",
+    "marl_credit",
+    "marl_credit_step",
+    "marl_select",
+    "marl_log",
+    "marl_extensions",
+    "marl_state",
+    "marl_restore",
+    "marl_files",
 )
 
 

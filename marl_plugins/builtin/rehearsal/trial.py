@@ -45,10 +45,13 @@ ROLE_SECONDS = 3.0
 
 @dataclass
 class Trial:
-    """A trial is what one run of a workflow left.
+    """One run of a workflow, and what it left.
 
     Args:
-        script: What was said.
+        script: What is said.
+        most_calls: It is left where the workflow makes more calls of roles.
+        going_on: Is called with every answer, where a limit of time is for each of them; None where
+            others run on the event loop too, and have their turn before each answer.
         reached: What was executed of the workflow's file.
         trajectory: None where the workflow raised something.
         calls: All calls of roles, in order.
@@ -60,8 +63,13 @@ class Trial:
         caught: The mistakes among what it raised and caught itself.
     """
 
+    stage: Stage
     script: Script
     reached: Trace
+    most_calls: int = MAX_ROLE_CALLS
+    going_on: Callable[[], None] | None = None
+    begun: float = field(default_factory=time.thread_time)
+    chat: ScriptedChat = field(default_factory=ScriptedChat)
     trajectory: Trajectory | None = None
     calls: list[RoleCall] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -82,6 +90,88 @@ class Trial:
         return self.trajectory is not None and not (
             self.failed or self.trajectory.infrastructure_failure
         )
+
+    async def run(self, task: Task) -> None:
+        """Runs the workflow to its end, or to one of the trial's limits."""
+
+        async def watched(task: Task, roles: Roles, tools: Any) -> Any:
+            calls = calls_of(roles)
+            self.calls = calls.made
+            workflow = self.script.workflow or self.stage.workflow
+            awaitable = workflow(task, roles, tools)
+            if not inspect.isawaitable(awaitable):
+                kind = type(awaitable).__name__
+                raise InvalidCall(
+                    f"run gives {kind} at once; write `async def run(task, roles, tools)`, without "
+                    "`yield`",
+                    None,
+                )
+            try:
+                returned = await awaitable
+            except asyncio.CancelledError as error:
+                self.left_at = users_line(error, ())
+                raise
+            finally:
+                misspelt = [failure_of(error, self.stage.file) for error in calls.misspelt]
+                self.failures += misspelt
+            if self.going_on is not None and not inspect.isawaitable(returned):
+                refuse_running_tasks()
+            return returned
+
+        run, functions = self.stage.run, self.stage.functions
+        chat: Any = self.chat
+        self.trajectory = await run_workflow(
+            watched,
+            task,
+            0,
+            step=0,
+            run_seed=0,
+            roles={
+                name: replace(
+                    spec,
+                    chat=chat,
+                    tools=tuple(self._tool(tool, functions[tool]) for tool in run.role(name).tools),
+                )
+                for name, spec in self.stage.roles.items()
+            },
+            # with the functions that they really have
+            tools={
+                name: self._tool(name, run.tools[name].functions if name in run.tools else ())
+                for name in functions
+            },
+            generate=self.generate,
+            seconds=ROLE_SECONDS,
+        )
+
+    async def generate(self, call: Call) -> Generation:
+        """Returns an answer at once, so that whatever runs during the workflow has not begun when
+        it ends without waiting for it."""
+        if self.going_on is None:
+            await asyncio.sleep(0)
+        number = len(self.chat.texts)
+        slow = number >= MAX_ROLE_CALLS and time.thread_time() - self.begun > LONGEST_SECONDS
+        if number >= self.most_calls or slow:
+            self.endless = True
+            raise InfrastructureFailure("rehearsal", f"more than {number} calls")
+        if self.going_on is not None:
+            self.going_on()
+        line = self._line(call.role, number + 1)
+        if isinstance(line, FailureText):
+            raise AgentFailure("no_answer", f"role {call.role!r} fails in the rehearsal")
+        self.chat.texts.append(line or "")
+        return Generation((number,), (0.0,), "stop", call.policy, 0)
+
+    def _line(self, speaker: str, number: int) -> str | None:
+        nth = self.answers[speaker]
+        self.answers[speaker] += 1
+        return self.script.line(speaker, nth, number)
+
+    def _tool(self, name: str, functions: tuple[Function, ...] | None) -> Tool:
+        async def answer(call: ToolCall) -> ToolResult:
+            text = self._line(f"{TOOL}{name}", 0)
+            return ToolResult(name, call.text, text or "", ok=not isinstance(text, FailureText))
+
+        return Tool(name, answer, lambda text: [], functions=functions)
 
 
 class Stage:
@@ -125,11 +215,10 @@ class Stage:
             caught: Of `run_in_thread`.
             most_calls: The trial is left where the workflow makes more calls of roles.
         """
-        trial = Trial(script, Trace(self.source))
-        performance = TrialRun(self, trial, most_calls, caught.goes_on)
+        trial = Trial(self, script, Trace(self.source), most_calls, caught.goes_on)
         before = shared_generators()
         with failures_kept(trial.failures, self.file, caught), trial.reached.watching():
-            trial.trajectory = run_on_a_loop(performance.run(copy.deepcopy(task)))
+            run_on_a_loop(trial.run(copy.deepcopy(task)))
         trial.drew = shared_generators() != before
         random.setstate(before[0])
         trial.failures += [
@@ -143,11 +232,13 @@ class Stage:
     ) -> list[list[Trial]]:
         """Runs the workflow on the tasks of each group at the same time, as a run does: the tasks
         themselves, on one loop."""
-        trials = [[Trial(script, Trace(self.source)) for script, _ in group] for group in groups]
+        trials = [
+            [Trial(self, script, Trace(self.source)) for script, _ in group] for group in groups
+        ]
 
         async def one(trial: Trial, task: Task) -> None:
             try:
-                trial.trajectory = await TrialRun(self, trial).run(task)
+                await trial.run(task)
             except Exception as error:  # the workflow's, of any kind
                 trial.failures.append(failure_of(error, self.file))
             caught.goes_on()  # programs may have to wait for each other
@@ -158,105 +249,6 @@ class Stage:
 
         run_on_a_loop(all_in_turn())
         return trials
-
-
-@dataclass
-class TrialRun:
-    """One trial while its workflow runs.
-
-    Args:
-        going_on: Is called with every answer, where a limit of time is for each of them; None where
-            others run on the event loop too, and have their turn before each answer.
-    """
-
-    stage: Stage
-    trial: Trial
-    most_calls: int = MAX_ROLE_CALLS
-    going_on: Callable[[], None] | None = None
-    begun: float = field(default_factory=time.thread_time)
-    chat: ScriptedChat = field(default_factory=ScriptedChat)
-
-    async def run(self, task: Task) -> Trajectory:
-        """Runs the workflow to its end, or to one of the trial's limits."""
-
-        async def watched(task: Task, roles: Roles, tools: Any) -> Any:
-            calls = calls_of(roles)
-            self.trial.calls = calls.made
-            workflow = self.trial.script.workflow or self.stage.workflow
-            awaitable = workflow(task, roles, tools)
-            if not inspect.isawaitable(awaitable):
-                kind = type(awaitable).__name__
-                raise InvalidCall(
-                    f"run gives {kind} at once; write `async def run(task, roles, tools)`, without "
-                    "`yield`",
-                    None,
-                )
-            try:
-                returned = await awaitable
-            except asyncio.CancelledError as error:
-                self.trial.left_at = users_line(error, ())
-                raise
-            finally:
-                misspelt = [failure_of(error, self.stage.file) for error in calls.misspelt]
-                self.trial.failures += misspelt
-            if self.going_on is not None and not inspect.isawaitable(returned):
-                refuse_running_tasks()
-            return returned
-
-        run, functions = self.stage.run, self.stage.functions
-        chat: Any = self.chat
-        return await run_workflow(
-            watched,
-            task,
-            0,
-            step=0,
-            run_seed=0,
-            roles={
-                name: replace(
-                    spec,
-                    chat=chat,
-                    tools=tuple(self._tool(tool, functions[tool]) for tool in run.role(name).tools),
-                )
-                for name, spec in self.stage.roles.items()
-            },
-            # with the functions that they really have
-            tools={
-                name: self._tool(name, run.tools[name].functions if name in run.tools else ())
-                for name in functions
-            },
-            generate=self.generate,
-            seconds=ROLE_SECONDS,
-        )
-
-    async def generate(self, call: Call) -> Generation:
-        """Returns an answer at once, so that whatever runs during the workflow has not begun when
-        it ends without waiting for it."""
-        if self.going_on is None:
-            await asyncio.sleep(0)
-        number = len(self.chat.texts)
-        slow = number >= MAX_ROLE_CALLS and time.thread_time() - self.begun > LONGEST_SECONDS
-        if number >= self.most_calls or slow:
-            self.trial.endless = True
-            raise InfrastructureFailure("rehearsal", f"more than {number} calls")
-        if self.going_on is not None:
-            self.going_on()
-        line = self._line(call.role, number + 1)
-        if isinstance(line, FailureText):
-            raise AgentFailure("no_answer", f"role {call.role!r} fails in the rehearsal")
-        self.chat.texts.append(line or "")
-        return Generation((number,), (0.0,), "stop", call.policy, 0)
-
-    def _line(self, speaker: str, number: int) -> str | None:
-        nth = self.trial.answers[speaker]
-        self.trial.answers[speaker] += 1
-        return self.trial.script.line(speaker, nth, number)
-
-    def _tool(self, name: str, functions: tuple[Function, ...] | None) -> Tool:
-        async def answer(call: ToolCall) -> ToolResult:
-            text = self._line(f"{TOOL}{name}", 0)
-            return ToolResult(name, call.text, text or "", ok=not isinstance(text, FailureText))
-
-        return Tool(name, answer, lambda text: [], functions=functions)
 
 
 def _functions(name: str, tool: Tool | None) -> tuple[Function, ...]:

@@ -44,7 +44,6 @@ Exit code 0: training can work here; 1: a line is marked FIX; 2: the command its
 `openrlhf docs doctor` explains every line.
 """
 
-Check = Callable[[], list[Finding]]
 OWN = ("--json", "--static", "--cluster")
 """Its flags that `openrlhf train` does not have."""
 
@@ -169,7 +168,7 @@ def examine(
         ]
     from marl_plugins.engine.records.display import Display
 
-    trials: list[Check] = [
+    trials: list[Callable[[], list[Finding]]] = [
         *(
             functools.partial(engines.try_import, *imported, device)
             for imported in engines.IMPORTED

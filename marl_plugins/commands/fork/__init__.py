@@ -88,7 +88,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         ConfigurationError: Something cannot be forked, with the reason.
     """
-    options, train_flags = make_parser().parse_known_args(list(words))
+    options, train_flags = make_parser().parse_known_args(words)
     check(options)
     from marl_plugins.commands.fork.command import run_command
 

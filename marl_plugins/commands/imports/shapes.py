@@ -118,6 +118,13 @@ def write_chain(prompts: Mapping[str, str], with_tools: Sequence[str]) -> str:
     )
 
 
+def shown_by(prompt: str) -> list[str]:
+    """Returns the arguments of a call that its prompt shows."""
+    return [
+        f"{field}={'task.prompt' if field == 'problem' else field}" for field in fields_of([prompt])
+    ]
+
+
 def write_debate(
     names: Sequence[str], again: str, *, rounds: int, max_others: int, shuffle: bool
 ) -> str:
@@ -126,8 +133,6 @@ def write_debate(
     shuffled = (
         '    random.Random(f"{task.id} {number} {place}").shuffle(shown)\n' if shuffle else ""
     )
-    arguments = ["problem=task.prompt"] if "problem" in fields_of([again]) else []
-    arguments += ["others=others"] if "others" in fields_of([again]) else []
     history = ["continues=answers[place]", "after=shown[:MAX_OTHERS]"]
     return f'''"""A debate: every role answers, again after seeing others'; the majority wins."""
 
@@ -155,7 +160,7 @@ async def answer_again(task, roles, answers, number, place):
 {shuffled}    numbered = enumerate(shown[:MAX_OTHERS], 1)
     others = "\\n\\n".join(f"Agent {{i}}: {{a}}" for i, a in numbered)
     role = getattr(roles, NAMES[place])
-    return await role({", ".join([*arguments, *history])})
+    return await role({", ".join([*shown_by(again), *history])})
 
 
 def majority(answers):
@@ -168,9 +173,6 @@ def majority(answers):
 def write_mixture(names: Sequence[str], last: str) -> str:
     """Writes a workflow in which all roles but the last answer concurrently; the last one sees
     their answers."""
-    arguments = [
-        f"{field}={'task.prompt' if field == 'problem' else field}" for field in fields_of([last])
-    ]
     return f'''"""A mixture: {", ".join(names[:-1])} propose, {names[-1]} decides."""
 
 import asyncio
@@ -181,5 +183,5 @@ NAMES = {tuple(names[:-1])!r}
 async def run(task, roles, tools):
     answers = await asyncio.gather(*(getattr(roles, name)(problem=task.prompt) for name in NAMES))
     others = "\\n\\n".join(f"Agent {{i}}: {{a}}" for i, a in enumerate(answers, 1))
-    return await roles.{names[-1]}({", ".join([*arguments, "after=list(answers)"])})
+    return await roles.{names[-1]}({", ".join([*shown_by(last), "after=list(answers)"])})
 '''

@@ -73,7 +73,7 @@ def main(words: Sequence[str]) -> int:
         ConfigurationError: There are no such records, they cannot be read, or the page cannot be
             written.
     """
-    options = make_parser().parse_args(list(words))
+    options = make_parser().parse_args(words)
     base = Filter(split="eval" if options.evaluations else "train", received=True)
     query = query_of_flags(options, base)
     if missing := missing_extra("inspect", "msgspec", at(command="openrlhf inspect")):
