@@ -150,7 +150,7 @@ def rehearsed(folder):
 
 
 def graph_of(folder):
-    return DependencyGraph.of(rehearsed(folder).fullest)
+    return DependencyGraph(rehearsed(folder).fullest)
 
 
 JUDGE = "return await roles.judge(question=task.prompt, history={})"

@@ -194,15 +194,15 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     if recipe.flags:
         settings["flags"] = {f: shown_flag(f, value) for f, value in recipe.flags.items()}
     settings |= {section: shown for section, value in sections.items() if (shown := value.shown())}
-    graph, workflow = DependencyGraph(), None
+    fullest, workflow = None, None
     plan = problems.attempt(lambda: draft_plan(["--recipe", str(path)], plugins))
     if plan is not None:
         if not _tasks_are_read(plan, problems):  # the workflow is rehearsed on an invented one
             plan = replace(plan, _tasks={"train": [], "eval": []})
         workflow = workflow_of(plan.plugins, plan.run)
         collect(plugins, problems, "marl_rehearse", plan=plan)
-        if fullest := plan.run.state(RehearsalResult).fullest:
-            graph = DependencyGraph.of(fullest)
+        fullest = plan.run.state(RehearsalResult).fullest
+    graph = DependencyGraph(fullest)
     if as_mermaid:
         if isinstance(workflow, WorkflowFile):
             print(workflow.mermaid() or graph.mermaid())

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from unittest.mock import patch
 
 from marl_plugins.core.failures import ConfigurationError
@@ -35,6 +35,7 @@ from marl_plugins.core.trajectory import File, Generation, Task, ToolResult, Tra
 from marl_plugins.core.workflow import run_workflow
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import draft_plan
+from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.resolve_plugins import tools_of
 from marl_plugins.engine.plan.scripted_roles import ScriptedChat, scripted_role
 from marl_plugins.engine.plan.user_code_thread import (
@@ -44,9 +45,6 @@ from marl_plugins.engine.plan.user_code_thread import (
     run_on_a_loop,
 )
 from marl_plugins.grading.exploits import TRICKS
-
-if TYPE_CHECKING:
-    from marl_plugins.engine.plan.plan import Plan
 
 Kind = Literal["right", "wrong", "tricks"]
 FILE = "answers.py"

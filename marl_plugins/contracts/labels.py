@@ -12,14 +12,12 @@ import asyncio
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from marl_plugins.contracts.graders import GradedAnswers, GraderFinding, graded_apart, outcome_of
 from marl_plugins.core.trajectory import Task
+from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.user_code_thread import Capture
-
-if TYPE_CHECKING:
-    from marl_plugins.engine.plan.plan import Plan
 
 LabelKind = Literal["label", "wrong", "empty", "another task's"]
 PAID_OUTCOME = 0.5

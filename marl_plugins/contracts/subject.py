@@ -6,16 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 from unittest import SkipTest
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load
 from marl_plugins.engine.manager import wraps
 from marl_plugins.engine.plan.build import build_plan
-
-if TYPE_CHECKING:
-    from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.plan import Plan
 
 
 class Subject:

@@ -19,7 +19,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 from unittest import SkipTest
 from unittest.mock import patch
 
@@ -28,9 +28,7 @@ from marl_plugins.core.calls import calls_in
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
-
-if TYPE_CHECKING:
-    from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.plan import Plan
 
 JUNK = ("", ")]} \x00")
 """Calls that mean nothing to most tools; agents make such calls."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.redaction import encodable
 
 
 def from_home(path: str) -> str:
@@ -110,6 +112,21 @@ def json_value(data: bytes) -> Any:
         return json.loads(data.decode("utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def finite(value: Any) -> Any:
+    """Returns JSON values that every reader takes: None in the place of each number that is not
+    finite, and the escape of half a surrogate pair."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case str():
+            return encodable(value)
+        case dict():
+            return {encodable(key): finite(part) for key, part in value.items()}
+        case list() | tuple():
+            return [finite(part) for part in value]
+    return value
 
 
 def open_file(path: Path) -> BufferedReader:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from marl_plugins.commands.fork.effects import Effect
+from marl_plugins.core.files import finite
 
 RESAMPLES = 1000
 LEAST = 4
@@ -95,14 +96,8 @@ def of_role(effects: Sequence[Effect]) -> dict[str, Any]:
     parts = {"full_marks": values[scores == 1.0], "less": values[scores < 1.0]}
     for name, part in parts.items():
         told[name] = [len(part), fmean(part)] if len(part) else None
-    return {name: without_nan(value) for name, value in told.items()}
-
-
-def without_nan(value: Any) -> Any:
-    """Returns None in the place of what is no number."""
-    if isinstance(value, list):
-        return [without_nan(part) for part in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    values: dict[str, Any] = finite(told)
+    return values
 
 
 def halves(effects: Sequence[Effect]) -> float:

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.commands.inspect.index import Entry, RunIndex
-from marl_plugins.commands.inspect.shown import finite, trajectory_values
+from marl_plugins.commands.inspect.shown import trajectory_values
 from marl_plugins.commands.query import Query, nothing_found
-from marl_plugins.core.files import replacing
+from marl_plugins.core.files import finite, replacing
 from marl_plugins.core.redaction import encodable
 from marl_plugins.core.trajectory import Action
 from marl_plugins.engine.records.panels import Panel, panels_of
@@ -86,7 +86,7 @@ class Side:
 
 def write_comparison(a: Side, b: Side, file: Path) -> str:
     """Writes a page of pairs, whose places in the sides are the same; as `write_page`."""
-    values = dict(index_values(a.index, a.entries, more=b.entries))
+    values = index_values(a.index, a.entries, more=b.entries)
     runs = [side.index.run.metrics() for side in (a, b)]
     panels = [panel for metrics in runs for panel in panels_of(metrics, values["roles"])]
     metrics, drawn = side_by_side(
@@ -273,7 +273,7 @@ def _rounded(values: Sequence[float]) -> list[float | None]:
 
 def index_values(
     index: RunIndex, entries: Sequence[Entry], more: Sequence[Entry] = ()
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     """Makes what the page begins with.
 
     Args:

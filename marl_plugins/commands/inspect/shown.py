@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_plugins.commands.inspect.index import name_of
-from marl_plugins.core.redaction import encodable
+from marl_plugins.core.files import finite
 from marl_plugins.core.trajectory import Action, ToolResult, Trajectory, depths_of
 from marl_plugins.engine.records.trajectory_record import to_record
 
@@ -54,21 +54,6 @@ def lanes_of(actions: Sequence[Action]) -> dict[str, int]:
         before = action.before.path if action.before else None
         lanes[action.path] = lanes[before] if before in lanes else len(set(lanes.values()))
     return lanes
-
-
-def finite(value: Any) -> Any:
-    """Returns JSON values that every reader takes: None in the place of each number that is not
-    finite, and the escape of half a surrogate pair."""
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case str():
-            return encodable(value)
-        case dict():
-            return {encodable(key): finite(part) for key, part in value.items()}
-        case list() | tuple():
-            return [finite(part) for part in value]
-    return value
 
 
 def number(value: float | None, digits: int = 3, sign: bool = False) -> str:

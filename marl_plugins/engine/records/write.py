@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import platform
 import shutil
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded, raised_by
-from marl_plugins.core.files import replace_text, sync
+from marl_plugins.core.files import finite, replace_text, sync
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.texts import json_line
@@ -111,7 +110,7 @@ class Records:
             self._evaluation(step, evaluated)
         self._append(TRAJECTORIES, [to_record(t, self.trainer_logprobs) for t in trajectories])
         self._append(LEDGER, [ledger.record()] if ledger else [])
-        self._append(METRICS, [{"step": step, **{k: _plain(v) for k, v in metrics.items()}}])
+        self._append(METRICS, [finite({"step": step, **metrics})])
         train = {k: v for k, v in metrics.items() if not k.startswith("eval/")}
         evaluation = {
             k.removeprefix("eval/"): v for k, v in metrics.items() if k.startswith("eval/")
@@ -236,10 +235,6 @@ def unwritable(flag: str, path: Path, error: OSError) -> ConfigurationError:
 
 def _lines(records: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json_line(record) + "\n" for record in records)
-
-
-def _plain(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _trackers(args: Any) -> tuple[Any, Any]:
