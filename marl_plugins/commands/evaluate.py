@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_plugins.commands.train import print_plan
 from marl_plugins.core.failures import ConfigurationError
@@ -15,10 +15,6 @@ from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.tasks import known_tasks
 from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.runtime.engines_only import with_engines
-
-if TYPE_CHECKING:
-    from marl_plugins.core.trajectory import Trajectory
-    from marl_plugins.engine.runtime.session import Session
 
 
 def parser() -> UpstreamParser:
@@ -64,14 +60,16 @@ def evaluate(plan: Plan, begun: Path | None = None) -> dict[str, Any]:
     Raises:
         ConfigurationError: There are no held-out tasks, or a model does not load.
     """
+    from marl_plugins.engine.runtime.metrics import evaluation
+
     run, display = plan.run, Display(plan.options.json)
-
-    async def work(session: Session) -> tuple[dict[str, float], list[Trajectory]]:
-        from marl_plugins.engine.runtime.metrics import evaluation
-
-        return await evaluation(session.rollout, session.eval_tasks, run.args.eval, display)
-
-    result, trajectories = with_engines(plan, display, work, begun, needs_tasks=True)
+    result, trajectories = with_engines(
+        plan,
+        display,
+        lambda session: evaluation(session.rollout, session.eval_tasks, run.args.eval, display),
+        begun,
+        needs_tasks=True,
+    )
     display.evaluation(None, result, trajectories)
     models = {p.name: p.shown_model for p in run.policies}  # as they were named
     return {

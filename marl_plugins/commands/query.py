@@ -81,6 +81,9 @@ class Query:
     find: re.Pattern[str] | None = None
     words: Mapping[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return " ".join(f"{name}={word}" for name, word in self.words.items())
+
 
 def add_terms(parser: Any, names: Iterable[str] = TERMS) -> None:
     """Adds terms as flags to a parser or a group of one."""

@@ -203,13 +203,13 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
         collect(plugins, problems, "marl_rehearse", plan=plan)
         fullest = plan.run.state(RehearsalResult).fullest
     graph = DependencyGraph(fullest)
+    outline, drawn = list[str](), ""
+    if isinstance(workflow, WorkflowFile):
+        outline, drawn = workflow.outline(), workflow.mermaid()
     if as_mermaid:
-        if isinstance(workflow, WorkflowFile):
-            print(workflow.mermaid() or graph.mermaid())
-            return 0
-        if not graph.nodes:
+        if not (outline or graph.nodes):
             raise ConfigurationError(problems)
-        print(graph.mermaid())
+        print(drawn or graph.mermaid())
         return 0
     about = {
         "name": recipe.name,
@@ -220,7 +220,7 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
             for role, config in recipe.roles.items()
         },
         "graph": graph.lines(),
-        **({"workflow": workflow.outline()} if isinstance(workflow, WorkflowFile) else {}),
+        **({"workflow": outline} if outline else {}),
         **graph.as_json(),
         "problems": list(map(str, problems)),
         "settings": settings,
@@ -247,9 +247,9 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
             for r, c in recipe.roles.items()
         ],
     )
-    if isinstance(workflow, WorkflowFile):
+    if outline:
         print(f"\nNodes of {recipe.workflow}:" if recipe.workflow else "\nProgram:")
-        print("\n".join(f"  {inert(line)}" for line in workflow.outline()))
+        print("\n".join(f"  {inert(line)}" for line in outline))
     print("\nWho sees whom (one run of the workflow with invented answers):")
     for line in [*graph.lines(), *(f"({problem})" for problem in problems)]:
         print(f"  {inert(line)}")

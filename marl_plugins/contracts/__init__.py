@@ -153,16 +153,12 @@ class PluginContract(ToolContract):
 
     def test_credit_does_not_depend_on_the_order_of_arrival(self) -> None:
         plan = self.plan
-        one, two = _trajectories(plan.run), _trajectories(plan.run)[::-1]
-        state = _states(plan)
-        first = _rewards(_credited(plan, one))
-        plan.plugins.restore(plan.run, state)
-        other = _rewards(_credited(plan, two))
-        plan.plugins.restore(plan.run, state)
-        again = _rewards(_credited(plan, _trajectories(plan.run)))
-        plan.plugins.restore(plan.run, state)
-        once_more = _rewards(_credited(plan, _trajectories(plan.run)))
-        assert _close(again, once_more), (
+        state, rewards = _states(plan), []
+        for order in (1, -1, 1):
+            rewards.append(_rewards(_credited(plan, _trajectories(plan.run)[::order])))
+            plan.plugins.restore(plan.run, state)
+        first, other, again = rewards
+        assert _close(first, again), (
             "the same trajectories in the same order are credited otherwise the second time: the "
             "plugin draws at random, or keeps what marl_state does not return and marl_restore "
             "does not bring back, so that a resumed run would differ"

@@ -19,7 +19,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 from unittest import SkipTest
 from unittest.mock import patch
 
@@ -47,8 +47,6 @@ FIELDS = {
     "seconds": int | float,
     "files": tuple,
 }
-
-T = TypeVar("T")
 
 
 def with_tools(

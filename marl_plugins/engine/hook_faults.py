@@ -11,7 +11,6 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 from marl_plugins.core.failures import (
@@ -71,12 +70,7 @@ class HookFaults:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is None or self._passes(error):
             return
         leaves = list(leaves_of(error))

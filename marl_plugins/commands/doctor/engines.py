@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -89,13 +88,11 @@ def try_ray() -> list[Finding]:
     if why_unwritable(ray_folder()):
         return []  # reported by check_caches
     ray_folder().mkdir(parents=True, exist_ok=True)
-    folder = tempfile.mkdtemp(
-        prefix="ray-", dir=ray_folder()
-    )  # as long as a run's path: socket paths are limited
-    try:
+    # as long as a run's path: socket paths are limited
+    with tempfile.TemporaryDirectory(
+        prefix="ray-", dir=ray_folder(), ignore_cleanup_errors=True
+    ) as folder:
         report, seconds, problem = run_script(RAY, cpu.device(), folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     address = os.environ.get("RAY_ADDRESS")
     if report is None:
         text = f"cannot be started: {problem}"

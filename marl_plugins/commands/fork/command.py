@@ -52,11 +52,9 @@ def run_command(options: argparse.Namespace, train_flags: Sequence[str]) -> int:
     if options.tools == "recorded":
         plan.plugins.manager.register(recorded_tools(choices), "openrlhf fork")
     display = Display(options.json)
-
-    async def work(session: Session) -> tuple[list[Effect], dict[str, str]]:
-        return await forked(session, options, choices, display)
-
-    effects, unlike = with_engines(plan, display, work, options.run)
+    effects, unlike = with_engines(
+        plan, display, lambda session: forked(session, options, choices, display), options.run
+    )
     if options.to:
         write(options.to, effects, options.step[0] if options.evaluations else None)
     show(options, effects, unlike, whose)

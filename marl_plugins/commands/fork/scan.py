@@ -96,8 +96,8 @@ def of_role(effects: Sequence[Effect]) -> dict[str, Any]:
     parts = {"full_marks": values[scores == 1.0], "less": values[scores < 1.0]}
     for name, part in parts.items():
         told[name] = [len(part), fmean(part)] if len(part) else None
-    values: dict[str, Any] = finite(told)
-    return values
+    known: dict[str, Any] = finite(told)
+    return known
 
 
 def halves(effects: Sequence[Effect]) -> float:

@@ -191,8 +191,8 @@ class Browser(App[None]):
 
     def say(self, problem: str = "") -> None:
         """Shows how many there are, or what is wrong with a filter."""
-        asked = " ".join(f"{name}={word}" for name, word in self.asked.words.items())
-        counted = f"{len(self.index.entries):,} trajectories" + (f" with {asked}" if asked else "")
+        counted = f"{len(self.index.entries):,} trajectories"
+        counted += f" with {self.asked}" if self.asked.words else ""
         self.screen_stack[0].query_one("#status", Static).update(one_line(problem or counted))
 
     def on_trajectory_list_opened(self) -> None:
@@ -216,7 +216,7 @@ class Browser(App[None]):
     def action_filter(self) -> None:
         box = self.query_one("#filter", Input)
         box.display = True
-        box.value = " ".join(f"{name}={word}" for name, word in self.asked.words.items())
+        box.value = str(self.asked)
         box.focus()
 
     def action_leave_filter(self) -> None:

@@ -353,10 +353,8 @@ def seams_of(version: str) -> list[Seam]:
 
 def _file(root: Path, module: str) -> Path | None:
     base = root.joinpath(*module.split("."))
-    for path in (base.with_suffix(".py"), base / "__init__.py"):
-        if path.is_file():
-            return path
-    return None
+    places = base.with_suffix(".py"), base / "__init__.py"
+    return next((path for path in places if path.is_file()), None)
 
 
 def _forms(path: Path) -> dict[str, str]:
