@@ -77,39 +77,40 @@ def add_parser(commands: Any) -> None:
         "openrlhf recipes new my_recipe --agent my_agent.py --roles planner,solver --data "
         "tasks.jsonl",
     )
-    parser.add_argument("folder", type=Path, help="where to; it must not exist yet")
-    parser.add_argument(
+    add = parser.add_argument
+    add("folder", type=Path, help="where to; it must not exist yet")
+    add(
         "--roles",
         required=True,
         metavar="A,B",
         help="names of the roles, in the order in which they act; of a program: its models",
     )
-    parser.add_argument(
+    add(
         "--data",
         type=Path,
         required=True,
         metavar="FILE",
         help=".jsonl, .json or .csv of tasks with labels",
     )
-    parser.add_argument(
+    add(
         "--eval-data",
         type=Path,
         metavar="FILE",
         help="held-out tasks; default: every tenth of --data",
     )
-    parser.add_argument(
+    add(
         "--model",
         default=MODEL,
         help=f"model of all roles ({MODEL}); `tiny` for a laptop's CPU alone",
     )
-    parser.add_argument(
+    add(
         "--data.input_key",
         "--input-key",
         dest="input_key",
         metavar="NAME",
         help="field of the prompt; default: the usual names",
     )
-    parser.add_argument(
+    add(
         "--data.label_key",
         "--label-key",
         dest="label_key",

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 from marl_plugins.core.failures import ConfigurationError
@@ -46,7 +46,6 @@ from marl_plugins.engine.plan.user_code_thread import (
 )
 from marl_plugins.grading.exploits import TRICKS
 
-Kind = Literal["right", "wrong", "tricks"]
 FILE = "answers.py"
 GRADER_SECONDS = 30.0
 """Workflow and grader are left behind where no answer has been graded for so long."""
@@ -84,6 +83,7 @@ class GraderFinding(NamedTuple):
     """The score that the grader gave one answer, and whether that is as it should be.
 
     Args:
+        kind: `right`, `wrong` or `tricks`; of labels `label`, `wrong`, `empty` or `another task's`.
         outcome: Of the role, in [0, 1]; None where it has none.
         fine: Whether the grader pays what is right, and nothing else.
         failure: Why the workflow did not come to its end; empty where it did.
@@ -196,7 +196,7 @@ async def _check(plan: Plan, caught: Capture) -> list[GraderFinding]:
     listed = list(_listed(plan))
     caught.goes_on()
     for graded in listed:
-        told: dict[Kind, Sequence[str]] = {
+        told = {
             "right": graded.right,
             "wrong": graded.wrong,
             "tricks": [

@@ -12,14 +12,13 @@ import asyncio
 import math
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from marl_plugins.contracts.graders import GradedAnswers, GraderFinding, graded_apart, outcome_of
 from marl_plugins.core.trajectory import Task
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.user_code_thread import Capture
 
-LabelKind = Literal["label", "wrong", "empty", "another task's"]
 PAID_OUTCOME = 0.5
 """Least outcome of what counts as paid."""
 CONCURRENT_GRADINGS = 64
@@ -80,7 +79,7 @@ async def _check(plan: Plan, tasks: Sequence[Task], caught: Capture) -> list[Gra
     role, free = list(plan.run.recipe.roles)[-1], asyncio.Semaphore(CONCURRENT_GRADINGS)
     labelled = [(task, texts) for task in tasks if (texts := texts_of(task.label))]
 
-    async def graded(task: Task, kind: LabelKind, texts: Sequence[str]) -> GraderFinding:
+    async def graded(task: Task, kind: str, texts: Sequence[str]) -> GraderFinding:
         async with free:
             for text in texts:
                 outcome, failure = await outcome_of(plan, GradedAnswers(task, role=role), text)
@@ -93,7 +92,7 @@ async def _check(plan: Plan, tasks: Sequence[Task], caught: Capture) -> list[Gra
 
     caught.goes_on()
 
-    def asked() -> Iterator[tuple[Task, LabelKind, Sequence[str]]]:
+    def asked() -> Iterator[tuple[Task, str, Sequence[str]]]:
         for number, (task, texts) in enumerate(labelled):
             yield task, "label", texts
             yield task, "wrong", [wrong_for(texts[-1])]

@@ -116,7 +116,7 @@ class Plugins:
         """
         problems: list[Problem] = []
         for impl in reversed(self.implementations("marl_options")):
-            before = list(parser._actions)
+            before = len(parser._actions)
             try:
                 with self._users_code("marl_options"):
                     _call(impl, parser=parser)
@@ -131,7 +131,7 @@ class Plugins:
             known = {option for action in parser._actions for option in action.option_strings}
             wrong = [
                 problem
-                for action in parser._actions[len(before) :]
+                for action in parser._actions[before:]
                 for problem in misnamed(action, known)
             ]
             problems += [problem.within(plugin=impl.plugin_name) for problem in wrong]

@@ -21,6 +21,7 @@ from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.resolve_plugins import arity_problem
 from marl_plugins.engine.plan.tasks import known_tasks
+from marl_plugins.engine.plan.user_code_thread import UserCodeTimeout
 from marl_plugins.engine.plan.workflow_file import WorkflowFile, workflow_of
 
 
@@ -69,4 +70,7 @@ def rehearse(
     if problem := arity_problem(workflow, 3):
         return [replace(problem, fix="run is called with task, roles and tools")]
     rehearser = Rehearser(Stage(run, workflow, file), task, copies, more)
-    return rehearser.rehearse(others, run.state(RehearsalResult))
+    try:
+        return rehearser.rehearse(others, run.state(RehearsalResult))
+    except UserCodeTimeout as stuck:
+        return [stuck.problem("run", file)]

@@ -41,7 +41,6 @@ from marl_plugins.engine.plan.script import (
 )
 from marl_plugins.engine.plan.user_code_thread import (
     Capture,
-    UserCodeTimeout,
     run_in_thread,
     sort_out,
     where_of,
@@ -95,14 +94,10 @@ class Rehearser:
 
         Args:
             result: Is told what the workflow left.
-        """
-        try:
-            self._rehearse(others, result)
-        except UserCodeTimeout as stuck:
-            return [stuck.problem("run", self.stage.file)]
-        return self.problems
 
-    def _rehearse(self, others: Sequence[Task], result: RehearsalResult) -> None:
+        Raises:
+            UserCodeTimeout: The workflow blocks.
+        """
         first = self._played(self.task, [WORDS, ONES])
         waits = bool(waited(first, self.stage.file))
         stated = [] if waits else self._played(self.task, [*self.examples, *self._variants()])
@@ -133,6 +128,7 @@ class Rehearser:
         if ended:
             most = max(ended, key=lambda one: (len({a.role for a in one[1].actions}), one[0]))
             result.fullest = most[1]
+        return self.problems
 
     def _played(self, task: Task, scripts: Iterable[Script]) -> list[Trial]:
         """Plays scripts, one after the other.

@@ -51,8 +51,6 @@ class TracedSource:
     @cached_property
     def functions(self) -> dict[int, set[int]]:
         """The lines of each function that can be executed, by the line of its `def`."""
-        if not self.text:
-            return {}
         codes = _inner(compile(self.text, self.file, "exec", dont_inherit=True))
         return {
             code.co_firstlineno: {line for *_, line in code.co_lines() if line}

@@ -96,23 +96,24 @@ def build_parser(plugins: Sequence[ModuleType]) -> upstream_cli.UpstreamParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--json",
         action="store_true",
         help="print JSON: good, and findings with what, good, found, fix",
     )
-    parser.add_argument(
+    add(
         "--static",
         action="store_true",
         help="inspect only: start no process of the stack, send no request",
     )
-    parser.add_argument(
+    add(
         "--cluster",
         action="store_true",
         help="only the nodes of the Ray cluster in RAY_ADDRESS: versions, folders, memory, clocks",
     )
-    parser.add_argument("--recipe", metavar="PATH", help="also check what this recipe requires")
-    parser.add_argument(
+    add("--recipe", metavar="PATH", help="also check what this recipe requires")
+    add(
         "--plugin",
         metavar="NAME",
         action="append",

@@ -109,13 +109,10 @@ def recorded(reader: RunReader, steps: Steps, evaluation: bool) -> Iterator[Traj
 
 def named(trajectory: Trajectory, name: str) -> Action:
     """Returns an action by its path, or as ROLE.N, the N-th of a role in the record's order."""
-    by_path = {a.path: a for a in trajectory.actions}
-    role, _, number = name.rpartition(".")
-    mine = [a for a in trajectory.actions if a.role == role]
-    if name in by_path:
-        return by_path[name]
-    if number.isdecimal() and 1 <= int(number) <= len(mine):
-        return mine[int(number) - 1]
+    actions = {numbered(trajectory, a): a for a in trajectory.actions}
+    actions |= {a.path: a for a in trajectory.actions}
+    if name in actions:
+        return actions[name]
     known = [f"{a.path} ({numbered(trajectory, a)})" for a in trajectory.actions]
     raise ConfigurationError(
         Problem(

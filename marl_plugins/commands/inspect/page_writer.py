@@ -165,7 +165,6 @@ def pieces(sides: Sequence[Side], values: Mapping[str, Any]) -> Iterator[str]:
     template, style, script = (
         FOLDER.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
     )
-    before, after = template.split("{{data}}")
     fill = {
         "{{style-hash}}": _hash(style),
         "{{script-hash}}": _hash(script),
@@ -173,7 +172,8 @@ def pieces(sides: Sequence[Side], values: Mapping[str, Any]) -> Iterator[str]:
         "{{script}}": script,
     }
     for name, text in fill.items():
-        before, after = before.replace(name, text), after.replace(name, text)
+        template = template.replace(name, text)
+    before, after = template.split("{{data}}")
     yield before
     table: dict[str, int] = {}
     reasons = []
