@@ -206,7 +206,7 @@ def anchor(heading: str) -> str:
 
 
 def _default(value: object) -> str:
-    if isinstance(value, Model) or value in (None, "", [], {}):
+    if isinstance(value, Model) or value in (None, "", [], {}, grammar.Unset):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

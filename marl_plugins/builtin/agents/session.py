@@ -26,6 +26,7 @@ from marl_plugins.builtin.agents.requests import (
     parse_rewards,
 )
 from marl_plugins.core.calls import TAGGED
+from marl_plugins.core.concurrency import end
 from marl_plugins.core.failures import (
     AgentFailure,
     ConfigurationError,
@@ -78,8 +79,6 @@ class SentToolFormats:
             Refusal: It cannot be.
         """
         shown = json.dumps([tool.model_dump() for tool in sent], sort_keys=True)
-        if isinstance(role.chat, ScriptedChat):
-            return _shown_tools(role, sent)
         key = role.chat, role.name, shown
         if key not in self._known:
             self._known[key] = _shown_tools(role, sent)
@@ -323,9 +322,7 @@ class EndpointSession:
     async def close(self) -> None:
         """Cancels what is on its way, and lets be scored what has waited for its tools' answers."""
         asked = [work for works in self._requests.values() for work in works]
-        for work in asked:
-            work.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await end(asked)
         if self.failed.done() and not self.failed.cancelled():
             self.failed.exception()  # whoever did not wait for it has ended for another reason
         for turn in self._conversations.branches():

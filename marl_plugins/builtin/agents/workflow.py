@@ -17,6 +17,7 @@ from marl_plugins.builtin.agents.programs import AgentProgram, AgentProgramResul
 from marl_plugins.builtin.agents.section import AgentConfig
 from marl_plugins.builtin.agents.server import AgentEndpoint
 from marl_plugins.builtin.agents.session import EndpointSession, SentToolFormats
+from marl_plugins.core.concurrency import end
 from marl_plugins.core.deadlines import in_turn
 from marl_plugins.core.failures import (
     AgentFailure,
@@ -104,8 +105,7 @@ class AgentWorkflow(WorkflowFile):
                 session.failed.result()
             return work.result()
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await end([work])
 
     def _failure(self, ended: AgentProgramResult, session: EndpointSession) -> Exception:
         """Returns what a program that has ended without an answer is to the run."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from marl_plugins.builtin.graph.expressions import Expression
 from marl_plugins.builtin.graph.files import Spot
-from marl_plugins.builtin.graph.grammar import ReadConfig, ToolSpec
+from marl_plugins.builtin.graph.grammar import ReadConfig, RoleNode, ToolSpec, Unset
 from marl_plugins.builtin.graph.reading import FORM, FORMS, ReadForm
 from marl_plugins.builtin.graph.values import Result
 from marl_plugins.core.cases import CaseGenerator, CaseSection
@@ -53,16 +53,13 @@ def check_role(role: str, known: RecipeParts, spot: Spot) -> list[Problem]:
     return [Problem("graph.role", spot.below("role").where, got, fix=meant(role, known.roles))]
 
 
-def check_case(name: str | None, has_given: bool, known: RecipeParts, spot: Spot) -> list[Problem]:
-    """Returns what is wrong with the case of a node; None: it has none.
-
-    Args:
-        has_given: Whether the node says what the case is made of.
-    """
-    if name is None:
+def check_case(config: RoleNode, known: RecipeParts, spot: Spot) -> list[Problem]:
+    """Returns what is wrong with the case of a node."""
+    name = config.case
+    if name is None and config.given is not Unset:
         got, fix = "`given` is a case's, and the node has none", "case: NAME"
-        return [Problem("graph.case", spot.below("given").where, got, fix=fix)] if has_given else []
-    if name in known.cases:
+        return [Problem("graph.case", spot.below("given").where, got, fix=fix)]
+    if name is None or name in known.cases:
         return []
     got = f"the recipe has no case {name!r}"
     fix = meant(name, known.cases) or "an object of `cases: FILE` with case, prompt and verify"
@@ -77,7 +74,7 @@ def check_tool(
     if name not in known.tools:
         got = f"the recipe has no tool {name!r}"
         return [Problem("graph.tool", where, got, fix=meant(name, known.tools))]
-    text, arguments = "call" in config.model_fields_set, "fields" in config.model_fields_set
+    text, arguments = config.call is not Unset, "fields" in config.model_fields_set
     if function:
         offered = known.tools[name].functions
         if offered is None:

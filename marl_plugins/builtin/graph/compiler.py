@@ -28,7 +28,8 @@ from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.recipe.validation import validated
 
 Own = dict[str, Any]
-"""What a node of one kind has beside what every node has."""
+"""What a node of one kind has beside what every node has; None where it has problems, with which
+no graph is made."""
 
 
 class Compiler:
@@ -63,9 +64,7 @@ class Compiler:
         level.budget = config.budget
         made = [self.node(name, index, level) for index, name in enumerate(level.specs)]
         give = level.expression(config.give, spot.below("give"), "give")
-        stop = None
-        if "stop" in config.model_fields_set:
-            stop = level.expression(config.stop, spot.below("stop"), "stop", counting=True)
+        stop = level.expression(config.stop, spot.below("stop"), "stop", counting=True)
         choose = self.choose(config.choose, level) if config.choose else None
         complete = [node for node in made if node is not None]
         self.problems += circles(complete, level)
@@ -119,7 +118,7 @@ class Compiler:
         kind, parts_of = MAKERS[kinds[0]]
         own = parts_of(self, config, draft)
         order = {other: number for number, other in enumerate(level.specs)}
-        otherwise = shared.get("otherwise")
+        otherwise = shared["otherwise"]
         names = [*draft.names, *(otherwise.names if otherwise else ())]
         level.used |= draft.hard
         level.softly |= dict.fromkeys(names)
@@ -141,12 +140,7 @@ class Compiler:
 
     def shared(self, config: grammar.NodeConfig, draft: Draft) -> dict[str, Any]:
         """Returns what every kind of node has."""
-        fields_set, spot, level, arguments = (
-            config.model_fields_set,
-            draft.spot,
-            draft.level,
-            dict[str, Any](),
-        )
+        spot, level, retry = draft.spot, draft.level, None
         for other in config.after:
             if other in level.specs and other != draft.name:
                 draft.needs([other])
@@ -157,18 +151,16 @@ class Compiler:
                         "graph.after", spot.below("after").where, repr(other), "another node", fix
                     )
                 )
-        if "when" in fields_set:
-            arguments["when"] = draft.expression(config.when, "when", counting=True)
-        if "once" in fields_set:
-            arguments["once"] = draft.expression(config.once, "once", counting=True, waits=False)
-        if "otherwise" in fields_set:  # it is read where the others are not there
-            arguments["otherwise"] = level.expression(
-                config.otherwise, spot.below("otherwise"), draft.what("otherwise")
-            )
+        when = draft.expression(config.when, "when", counting=True)
+        once = draft.expression(config.once, "once", counting=True, waits=False)
+        # it is read where the others are not there
+        otherwise = level.expression(
+            config.otherwise, spot.below("otherwise"), draft.what("otherwise")
+        )
         if config.retry is not None:
             repeated = draft.expression(config.retry.repeated, "retry", "while", own=True)
             if repeated is not None:
-                arguments["retry"] = nodes.Retry(config.retry.most, repeated, config.retry.cooldown)
+                retry = nodes.Retry(config.retry.most, repeated, config.retry.cooldown)
         for resource in config.cost:
             if resource not in level.budget:
                 got = f"the graph has no budget of {resource!r}"
@@ -176,7 +168,14 @@ class Compiler:
                 self.problems.append(
                     Problem("graph.budget", spot.below("cost", resource).where, got, fix=fix)
                 )
-        return {**arguments, "cost": config.cost, "priority": config.priority}
+        return {
+            "when": when,
+            "once": once,
+            "otherwise": otherwise,
+            "retry": retry,
+            "cost": config.cost,
+            "priority": config.priority,
+        }
 
     def body(
         self,
@@ -239,15 +238,12 @@ def circles(made: Sequence[Node], level: Level) -> list[Problem]:
 
 
 def role_parts(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> Own:
-    spot, continued = draft.spot, "continues" in config.model_fields_set
-    compiler.problems += check_role(config.role, compiler.known, spot)
+    compiler.problems += check_role(config.role, compiler.known, draft.spot)
     fields = draft.expressions(config.fields, "with")
     case = case_of(compiler, config, draft)
-    continues = draft.expression(config.continues, "continues") if continued else None
-    default = None
-    if "default" in config.read.model_fields_set:
-        default = draft.expression(config.read.default, "read", "default")
-    reading, problems = reading_of(config.read, default, spot)
+    continues = draft.expression(config.continues, "continues")
+    default = draft.expression(config.read.default, "read", "default")
+    reading, problems = reading_of(config.read, default, draft.spot)
     compiler.problems += problems
 
     return {
@@ -261,10 +257,10 @@ def role_parts(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> Ow
 
 def case_of(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> NodeCase | None:
     """Returns the case of a node; None where it has none, or one with problems."""
-    known, has_given = compiler.known, "given" in config.model_fields_set
-    problems = check_case(config.case, has_given, known, draft.spot)
+    known = compiler.known
+    problems = check_case(config, known, draft.spot)
     compiler.problems += problems
-    value = draft.expression(config.given, "given") if has_given else None
+    value = draft.expression(config.given, "given")
     if config.case is None or problems:
         return None
     address = draft.level.address_of(draft.name)
@@ -276,30 +272,26 @@ def case_of(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> NodeC
 def tool_parts(compiler: Compiler, config: grammar.ToolSpec, draft: Draft) -> Own:
     name, _, function = config.tool.partition(".")
     compiler.problems += check_tool(name, function, config, compiler.known, draft.spot)
-    call = draft.expression(config.call, "call") if "call" in config.model_fields_set else None
+    call = draft.expression(config.call, "call")
     fields = draft.expressions(config.fields, "with")
 
     return {"tool": name, "function": function, "call": call, "fields": fields}
 
 
-def let_parts(compiler: Compiler, config: grammar.LetSpec, draft: Draft) -> Own | None:
-    value = draft.expression(config.let, "let")
-    return None if value is None else {"value": value}
+def let_parts(compiler: Compiler, config: grammar.LetSpec, draft: Draft) -> Own:
+    return {"value": draft.expression(config.let, "let")}
 
 
-def fail_parts(compiler: Compiler, config: grammar.FailSpec, draft: Draft) -> Own | None:
-    why = draft.expression(config.fail, "fail")
-    return None if why is None else {"why": why}
+def fail_parts(compiler: Compiler, config: grammar.FailSpec, draft: Draft) -> Own:
+    return {"why": draft.expression(config.fail, "fail")}
 
 
-def map_parts(compiler: Compiler, config: grammar.MapSpec, draft: Draft) -> Own | None:
+def map_parts(compiler: Compiler, config: grammar.MapSpec, draft: Draft) -> Own:
     inner = config.map
     over = draft.expression(inner.over, "map", "over")
     if over is not None and inner.most is None:
         compiler.problems += unbounded(over, draft)
     body, outer = compiler.body(inner, draft, "map", (inner.item, INDEX))
-    if over is None or body is None:
-        return None
 
     return {"over": over, "item": inner.item, "most": inner.most, "body": body, "outer": outer}
 
@@ -321,7 +313,7 @@ def mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def loop_parts(compiler: Compiler, config: grammar.LoopSpec, draft: Draft) -> Own | None:
+def loop_parts(compiler: Compiler, config: grammar.LoopSpec, draft: Draft) -> Own:
     inner, spot = config.loop, draft.spot.below("loop")
     start = draft.expressions(inner.start, "loop", "start")
     until: Expression | None = None
@@ -335,8 +327,7 @@ def loop_parts(compiler: Compiler, config: grammar.LoopSpec, draft: Draft) -> Ow
 
     def after(level: Level) -> None:
         nonlocal until
-        if "until" in inner.model_fields_set:
-            until = level.expression(inner.until, spot.below("until"), draft.what("loop", "until"))
+        until = level.expression(inner.until, spot.below("until"), draft.what("loop", "until"))
         for name, value in inner.next.items():
             expression = level.expression(
                 value, spot.below("next", name), draft.what("loop", "next", name)
@@ -345,8 +336,6 @@ def loop_parts(compiler: Compiler, config: grammar.LoopSpec, draft: Draft) -> Ow
                 following[name] = expression
 
     body, outer = compiler.body(inner, draft, "loop", (*inner.start, ROUND), after)
-    if body is None:
-        return None
 
     return {
         "most": inner.most,
@@ -380,8 +369,6 @@ def graph_parts(compiler: Compiler, config: grammar.GraphNode, draft: Draft) -> 
     for name in config.fields:
         below.check_name(name, spot)
     body = compiler.graph(inner, below)
-    if body is None:
-        return None
     return {"fields": fields, "body": body, "outer": (TASK, TRAINING, ROUND)}
 
 

@@ -28,6 +28,7 @@ from marl_plugins.builtin.graph.nodes import (
     sources_of,
 )
 from marl_plugins.builtin.graph.values import Absence, Result, Sources, as_field, union
+from marl_plugins.core.concurrency import end
 from marl_plugins.core.failures import AgentFailure
 from marl_plugins.core.workflow import RoleCalls, Tools
 
@@ -59,7 +60,7 @@ class Runner:
             AgentFailure: A node's.
             RecipeError: An expression does not take its values.
         """
-        progress = (Rounds if graph.in_rounds else Progress)(self, graph, outer, base)
+        progress = Progress(self, graph, outer, base)
         try:
             await progress.to_the_end()
         finally:
@@ -84,20 +85,6 @@ class Runner:
             await end(tasks)
 
 
-async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels what has not finished, and waits for that; what else was raised beside the first is
-    dropped."""
-    left = [
-        task
-        for task in tasks
-        if not task.done() or task.cancelled() or task.exception() is not None
-    ]
-    for task in left:
-        task.cancel()
-    if left:
-        await asyncio.gather(*left, return_exceptions=True)
-
-
 class Progress:
     """One run of one graph.
 
@@ -109,17 +96,18 @@ class Progress:
             `choose`).
         waiting: Nodes whose `once` has not held so far.
         asked: The actions that have decided on a node's `once`.
+        cooling: Nodes that wait for another try, with the number of nodes that have to have run.
+        left: What is left of the budget.
     """
-
-    waits_for = asyncio.FIRST_COMPLETED
 
     def __init__(self, runner: Runner, graph: Graph, outer: Scope, base: Sources):
         self.runner = runner
         self.graph = graph
         self.base = base
         self.scope: Inner = {**outer}
-        self.waits = list(graph.waits)
-        self.ready = list(graph.roots)  # in the order of the file, which is that of a heap
+        self.waits = [len(node.waits) for node in graph.nodes]
+        # in the order of the file, which is that of a heap
+        self.ready = [node.index for node in graph.nodes if not node.waits]
         self.frontier: list[int] = []
         self._kept: list[int] = []  # of the frontier, for the next round
         self.running: dict[asyncio.Task[Result | Absence], int] = {}
@@ -130,6 +118,8 @@ class Progress:
         self.decided: Sources = ()
         self.waiting: list[int] = []
         self.asked: dict[int, Sources] = {}
+        self.cooling: dict[int, int] = {}
+        self.left = dict(graph.budget)
 
     async def to_the_end(self) -> None:
         """Settles every node.
@@ -188,18 +178,15 @@ class Progress:
     def _sources(self, node: Node) -> Sources:
         """The actions on which a node depends."""
         scope = self.scope
-        parts = [sources for name in node.reads if (sources := scope[name].sources)]
+        parts = [scope[name].sources for name in node.reads]
         for names in node.firsts:
             parts += [scope[name].sources for name in until_one_ran(names, scope)]
-        if self.base and self.graph.first_to_run[node.index]:
+        if self.graph.first_to_run[node.index]:
             parts.append(self.base)
-        if self.decided:
-            parts.append(self.decided)
+        parts.append(self.decided)
         if node.index in self.last:
             parts.append(self.last[node.index].sources)
-        if node.index in self.asked:
-            parts.append(self.asked[node.index])
-        return union(parts)
+        return union((*parts, self.asked.get(node.index, ())))
 
     def _settle(self, index: int, result: Result | Absence, ran: bool = True) -> None:
         self.scope[self.graph.nodes[index].name] = result
@@ -226,7 +213,8 @@ class Progress:
             node = self.graph.nodes[index]
             work = node.perform(self.runner, self.scope, self._sources(node))
             self.running[asyncio.create_task(work)] = index
-        finished, _ = await asyncio.wait(self.running, return_when=self.waits_for)
+        when = asyncio.ALL_COMPLETED if self.graph.in_rounds else asyncio.FIRST_COMPLETED
+        finished, _ = await asyncio.wait(self.running, return_when=when)
         for task in sorted(finished, key=self.running.__getitem__):
             index, error = self.running.pop(task), task.exception()
             if isinstance(error, AgentFailure):
@@ -241,48 +229,14 @@ class Progress:
         retry = node.retry
         if retry is not None and tries < retry.most and isinstance(result, Result):
             self.last[index] = result
-            if self.runner.holds(
-                retry.repeated, {**self.scope, node.name: result}
-            ) and self._may_be_repeated(index):
+            again = self.runner.holds(retry.repeated, {**self.scope, node.name: result})
+            if again and self._covers(node):
+                if retry.cooldown:
+                    self.cooling[index] = self.done + retry.cooldown
+                else:
+                    self.frontier.append(index)
                 return
         self._settle(index, result)
-
-    # --- where `Rounds` differs
-    # -------------------------------------------------------------------------------------------
-
-    async def _begin_round(self) -> None:
-        """Leaves in the frontier what is started now."""
-
-    def _may_go_on(self) -> bool:
-        """Returns whether something can go on that waits for no node."""
-        return False
-
-    def _may_be_repeated(self, index: int) -> bool:
-        """Have a node tried again, if it can be."""
-        self.frontier.append(index)
-        return True
-
-    def _ask(self, waiting: Iterable[int]) -> None:
-        """Has those nodes go on whose `once` holds by now."""
-
-    def _count(self) -> None:
-        """Writes how many nodes have run, and what is left, where expressions read it."""
-
-
-class Rounds(Progress):
-    """A run of a graph in whole rounds.
-
-    Attributes:
-        cooling: Nodes that wait for another try, with the number of nodes that have to have run.
-        left: What is left of the budget.
-    """
-
-    waits_for = asyncio.ALL_COMPLETED
-
-    def __init__(self, runner: Runner, graph: Graph, outer: Scope, base: Sources):
-        super().__init__(runner, graph, outer, base)
-        self.cooling: dict[int, int] = {}
-        self.left = dict(graph.budget)
 
     async def _begin_round(self) -> None:
         """Leaves in the frontier what is started now: what has cooled, is covered by the budget,
@@ -307,10 +261,9 @@ class Rounds(Progress):
                 if graph.choose is None:
                     self._pay(node)
             else:
-                sources = self._sources(node)
-                tried = self.last.get(index)
-                instead = tried or self._instead(node, sources)
-                self._settle(index, instead, ran=tried is not None)
+                tried = index in self.last
+                instead = self.last[index] if tried else self._instead(node, self._sources(node))
+                self._settle(index, instead, ran=tried)
         self.frontier, self._kept = covered, []
         if graph.choose is not None and covered:
             if len(covered) > 1:
@@ -334,6 +287,7 @@ class Rounds(Progress):
         return True
 
     def _ask(self, waiting: Iterable[int]) -> None:
+        """Has those nodes go on whose `once` holds by now."""
         for index in waiting:
             once, scope = self.graph.nodes[index].once, self._by_now()
             assert once is not None
@@ -354,16 +308,6 @@ class Rounds(Progress):
         unsettled = Absence()
         return {**{node.name: unsettled for node in self.graph.nodes}, **self.scope}
 
-    def _may_be_repeated(self, index: int) -> bool:
-        node = self.graph.nodes[index]
-        if not self._covers(node):
-            return False
-        if node.retry is not None and node.retry.cooldown:
-            self.cooling[index] = self.done + node.retry.cooldown
-        else:
-            self.frontier.append(index)
-        return True
-
     def _covers(self, node: Node) -> bool:
         return all(self.left[resource] >= amount for resource, amount in node.cost.items())
 
@@ -372,6 +316,7 @@ class Rounds(Progress):
             self.left[resource] -= amount
 
     def _count(self) -> None:
+        """Writes how many nodes have run, and what is left, where expressions read it."""
         self.scope[DONE] = Result(self.done, sources=self._so_far())
         self.scope[LEFT] = Result(dict(self.left))
 

@@ -96,15 +96,16 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 """What expressions may call. `ran` and `first` may be given nodes that did not run."""
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
-_KNOWN: Mapping[str, Any] = {
-    "plain": plain,
-    "attribute": attribute,
-    "add": _add,
-    "multiply": _of_numbers("*", lambda a, b: a * b),
-    "remainder": _of_numbers("%", lambda a, b: a % b),
-    **{f"function_{name}": function for name, function in FUNCTIONS.items()},
+_KNOWN: dict[str, Any] = {
+    "__builtins__": {},
+    "_plain": plain,
+    "_attribute": attribute,
+    "_add": _add,
+    "_multiply": _of_numbers("*", lambda a, b: a * b),
+    "_remainder": _of_numbers("%", lambda a, b: a % b),
+    **{f"_{name}": function for name, function in FUNCTIONS.items()},
 }
-"""What compiled expressions call."""
+"""What compiled expressions call, by names that no expression can read."""
 
 
 class Expression:
@@ -151,15 +152,8 @@ class Expression:
             name for name in self.names if name in self._hard or name in self._always
         )
         self.firsts = tuple(names for names in self._firsts if not {*names} <= {*self.always})
-        argument = ast.arguments(
-            posonlyargs=[], args=[ast.arg("s")], kwonlyargs=[], kw_defaults=[], defaults=[]
-        )
-        compiled = compile(
-            ast.fix_missing_locations(ast.Expression(ast.Lambda(argument, body))),
-            "<expression>",
-            "eval",
-        )
-        self._function: Callable[[Scope], Any] = eval(compiled, {"__builtins__": {}, **_KNOWN})
+        whole = ast.fix_missing_locations(ast.Expression(body))
+        self._code = compile(whole, "<expression>", "eval")
 
     def __call__(self, scope: Scope) -> Any:
         """Returns what it is: a `Result` where it is a name alone, or one that `first`, `or`, `and`
@@ -169,7 +163,7 @@ class Expression:
             RecipeError: Its values are not what it takes.
         """
         try:
-            return self._function(scope)
+            return eval(self._code, _KNOWN, scope)
         except Exception as error:  # what an expression of the recipe's raises, of any kind
             raise RecipeError(
                 self.place, type(error).__name__, f"{self.what}: {self.text}: {_said(error)}"
@@ -196,7 +190,7 @@ class Expression:
                 if name.startswith("_"):
                     self._refuse(node, "names that begin with _ are not read")
                 (self._soft if soft else self._hard).setdefault(name)
-                return ast.Subscript(ast.Name("s", ast.Load()), ast.Constant(name), ast.Load())
+                return node
             case ast.IfExp(test=test, body=body, orelse=other):
                 return ast.IfExp(
                     self._value(test, soft), self._raw(body, soft), self._raw(other, soft)
@@ -204,7 +198,7 @@ class Expression:
             case ast.BoolOp(op=operator, values=values):
                 return ast.BoolOp(operator, [self._raw(value, soft) for value in values])
             case ast.Call(func=ast.Name(id="first"), args=[_, *_] as arguments, keywords=[]):
-                code = _call("function_first", *(self._raw(value, True) for value in arguments))
+                code = _call("first", *(self._raw(value, True) for value in arguments))
                 self._firsts.append(
                     tuple(value.id for value in arguments if isinstance(value, ast.Name))
                 )
@@ -279,8 +273,8 @@ class Expression:
                     self._always |= dict.fromkeys(
                         value.id for value in arguments if isinstance(value, ast.Name)
                     )
-                    return _call("function_ran", *(self._raw(value, True) for value in arguments))
-                return _call(f"function_{name}", *(self._value(value, soft) for value in arguments))
+                    return _call("ran", *(self._raw(value, True) for value in arguments))
+                return _call(name, *(self._value(value, soft) for value in arguments))
             case ast.Call(func=ast.Name(id=name)) if name not in FUNCTIONS:
                 self._refuse(
                     node,
@@ -322,7 +316,7 @@ def until_one_ran(names: Sequence[str], scope: Scope) -> Iterator[str]:
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.expr:
-    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+    return ast.Call(ast.Name(f"_{name}", ast.Load()), list(arguments), [])
 
 
 def _said(error: Exception) -> str:

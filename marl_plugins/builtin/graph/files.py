@@ -71,7 +71,7 @@ class Files:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.names: list[str] = []
+        self.names: dict[str, None] = {}
 
     def read(self, name: str, problems: list[Problem]) -> Found | None:
         """Returns the graph of a file; None with its problems."""
@@ -82,14 +82,10 @@ class Files:
         except ConfigurationError as error:
             problems += error.problems
             return None
-        read = [
-            *dict.fromkeys(
-                str(path.relative_to(self.folder)) for path, _ in tree.origins.lines.values()
-            )
-        ]
-        self.names += [
-            file for file in read if file not in self.names
-        ]  # with those that it extends
+        # with those that it extends
+        self.names |= {
+            str(path.relative_to(self.folder)): None for path, _ in tree.origins.lines.values()
+        }
         config = validated(GraphFile, tree.values, (), tree.origins, problems)
         return (
             None

@@ -12,20 +12,18 @@ import pydantic
 
 from marl_plugins.core.section import Model
 
-Value = Any
+Value = Any | bool
 Number = Annotated[float, pydantic.Field(ge=0)]
 
 
+class Unset:
+    """The value of a key that is not there; null is an expression, too."""
+
+
 class GraphPart(Model):
-    """A part of a graph, in which a truth value is an expression like any other. Models are built
-    once they are used."""
+    """A part of a graph. Models are built once they are used."""
 
     model_config = pydantic.ConfigDict(defer_build=True)
-
-    @pydantic.field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_value_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        return value
 
 
 class ReadConfig(GraphPart):
@@ -41,7 +39,7 @@ class ReadConfig(GraphPart):
         pydantic.Field({}, examples=["{queries: list}"])
     )
     """Keys that the JSON object must have, with the kind of each."""
-    default: Value = None
+    default: Value = Unset
     """The value of an answer that does not have the form; without it, that is the text itself.
     `.ok` says which it was."""
     most: int | None = pydantic.Field(None, ge=1)
@@ -87,7 +85,7 @@ class GraphConfig(GraphPart):
     itself, `NODE.value` what was read in it."""
     budget: dict[str, Number] = pydantic.Field({}, examples=["{calls: 10}"])
     """What there is of each resource; a node that costs more than is left is skipped."""
-    stop: Value = None
+    stop: Value = Unset
     """Once it holds, nothing more is started. `done` is the number of nodes that have run,
     `left.RESOURCE` what is left."""
     choose: ChooseConfig | None = None
@@ -104,13 +102,13 @@ class GraphFile(GraphConfig):
 class NodeConfig(GraphPart):
     """The keys that every node may have."""
 
-    when: Value = None
+    when: Value = Unset
     """The node runs where it holds, and is skipped otherwise. It is asked one time, when what the
     node names has settled."""
-    once: Value = None
+    once: Value = Unset
     """The node runs as soon as it holds. It is asked again whenever a node settles, and waits for
     none that it names. Where it never holds the node is skipped at the end."""
-    otherwise: Value = None
+    otherwise: Value = Unset
     """The node's value where it is skipped; what names the node then runs."""
     after: list[str] = pydantic.Field([])
     """Nodes that have to run first, and are recorded as dependencies although nothing of them is
@@ -137,9 +135,9 @@ class RoleNode(NodeConfig):
     case: str | None = pydantic.Field(None, examples=["addition"])
     """Name of the case that the role is shown: its `prompt` gives fields beside those of `with`,
     its `verify` scores what was read."""
-    given: Value = None
+    given: Value = Unset
     """What the case is made of, apart from chance."""
-    continues: Value = None
+    continues: Value = Unset
     """A node, or a loop's value, that is the role's last answer, whose conversation goes on; where
     it is `None`, one is opened."""
 
@@ -149,7 +147,7 @@ class ToolSpec(NodeConfig):
 
     tool: str
     """Name of the tool, or `NAME.FUNCTION`."""
-    call: Value = None
+    call: Value = Unset
     """The text of the call, of a tool without a function."""
     fields: dict[str, Value] = pydantic.Field(
         {}, alias="with", examples=["{city: task.metadata.city}"]
@@ -195,7 +193,7 @@ class LoopConfig(GraphConfig):
     """Maximum number of rounds. Within, `round` is a round's number, from 0."""
     start: dict[str, Value] = pydantic.Field({}, examples=["{advice: \"''\"}"])
     """Values that go from round to round, as they are in the first."""
-    until: Value = None
+    until: Value = Unset
     """After a round in which it holds there is no other one."""
     next: dict[str, Value] = pydantic.Field({}, examples=["{advice: review}"])
     """What such a value is in the next round; others stay as they are."""

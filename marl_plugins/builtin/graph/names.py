@@ -10,6 +10,7 @@ from typing import Any
 
 from marl_plugins.builtin.graph.expressions import BadExpression, Expression, written
 from marl_plugins.builtin.graph.files import GraphSource, Spot
+from marl_plugins.builtin.graph.grammar import Unset
 from marl_plugins.builtin.graph.nodes import DONE, INDEX, LEFT, RESERVED, ROUND, TASK, TRAINING
 from marl_plugins.builtin.graph.values import Result
 from marl_plugins.core.problems import Problem, meant
@@ -86,12 +87,15 @@ class Level:
     def expression(
         self, value: Any, spot: Spot, what: str, *, counting: bool = False
     ) -> Expression | None:
-        """Returns an expression, whose names are noted; None where it has problems.
+        """Returns an expression, whose names are noted; None where there is none, or it has
+        problems.
 
         Args:
             what: What it is, for messages at run time.
             counting: Whether it may read `done` and `left`.
         """
+        if value is Unset:
+            return None
         try:
             expression = Expression(written(value), spot.line, what)
         except BadExpression as error:

@@ -369,8 +369,6 @@ class Graph:
         for node in self.nodes:
             for before in node.waits:
                 self.dependents[before].append(node.index)
-        self.waits = [len(node.waits) for node in self.nodes]
-        self.roots = [node.index for node in self.nodes if not node.waits]
         self.gives_own = self.owns(self.give)
         """Whether what it comes to depends on a node of its own."""
         self.first_to_run = [not self._own(node.reads, node.firsts) for node in self.nodes]

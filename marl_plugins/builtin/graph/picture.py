@@ -3,6 +3,7 @@ conditions."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 
 from marl_plugins.builtin.graph.nodes import (
@@ -113,11 +114,4 @@ def _id(node: Node) -> str:
 def _quoted(text: str) -> str:
     """A text as Mermaid takes it in quotes."""
     short = text if len(text) <= 80 else text[:77] + "..."
-    return (
-        '"'
-        + short.replace("&", "&amp;")
-        .replace('"', "#quot;")
-        .replace("<", "&lt;")
-        .replace(">", "&gt;")
-        + '"'
-    )
+    return '"' + html.escape(short, quote=False).replace('"', "#quot;") + '"'

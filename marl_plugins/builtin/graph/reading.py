@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +16,13 @@ from marl_plugins.builtin.graph.expressions import Expression, Scope
 from marl_plugins.grading.enclosed import fenced, object_in, tagged
 
 FORMS = ("raw", "json", "json.KEY", "tag.NAME", "code", "code.LANGUAGE", "number")
-KINDS: Mapping[str, Any] = {
-    "text": str,
-    "number": (int, float),
-    "whole": int,
-    "truth": bool,
-    "list": list,
-    "mapping": dict,
+KINDS: Mapping[str, Sequence[type]] = {
+    "text": [str],
+    "number": [int, float],
+    "whole": [int],
+    "truth": [bool],
+    "list": [list],
+    "mapping": [dict],
 }
 """Kinds of values that a JSON object's keys may be required to have."""
 NUMBER = re.compile(r"-?\d{1,30}(\.\d{1,30})?")
@@ -68,13 +68,13 @@ class ReadForm:
         value: Any
         match self.form:
             case "json":
-                parsed = object_in(text)
-                legal = parsed is not None and all(
-                    self._fits(parsed, key) for key in self._required
+                value = object_in(text)
+                legal = value is not None and all(
+                    type(value.get(key)) in KINDS[kind] for key, kind in self.keys.items()
                 )
-                return (
-                    parsed[self.name] if self.name and parsed is not None and legal else parsed
-                ), legal
+                if self.name and legal:
+                    return value.get(self.name), self.name in value
+                return value, legal
             case "tag":
                 value = tagged(text, self.name)
             case "code":
@@ -84,19 +84,6 @@ class ReadForm:
             case _:
                 return text, bool(text.strip())
         return value, value is not None
-
-    @property
-    def _required(self) -> list[str]:
-        return [*self.keys, *([self.name] if self.name and self.name not in self.keys else [])]
-
-    def _fits(self, fields: dict[str, Any], key: str) -> bool:
-        if key not in fields:
-            return False
-        kind = self.keys.get(key)
-        value = fields[key]
-        return kind is None or (
-            isinstance(value, KINDS[kind]) and (kind == "truth" or not isinstance(value, bool))
-        )
 
     def example(self) -> str:
         """Returns an answer in this form."""

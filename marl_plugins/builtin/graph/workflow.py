@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from marl_plugins.builtin.graph.checks import RecipeParts
@@ -30,9 +30,9 @@ class GraphWorkflow(WorkflowFile):
         decide: Decides conditions in its place, for the rehearsal.
     """
 
-    def __init__(self, graph: Graph, files: Sequence[str], decide: Decide | None = None):
+    def __init__(self, graph: Graph, files: Iterable[str], decide: Decide | None = None):
         self.graph = graph
-        self.files = files
+        self.files = list(files)
         self._decide = decide
 
     async def __call__(self, task: Task, roles: Roles, tools: Tools) -> Any:
