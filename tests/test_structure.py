@@ -201,7 +201,7 @@ def test_plugins_know_nothing_of_each_other():
 
 def test_the_sandbox_is_as_if_it_came_from_outside():
     """It imports the core alone; the tool `python`, the cases of reasoning-gym and what forks
-    processes import it."""
+    processes or hears them import it."""
     inside = {module for module in MODULES if module.startswith("marl_plugins.sandbox")}
     used = {name for module in inside for name in imported(MODULES[module])} - inside
     assert {name.split(".")[1] for name in used} == {"core"}
@@ -211,6 +211,7 @@ def test_the_sandbox_is_as_if_it_came_from_outside():
         "marl_plugins.builtin.agents.programs",
         "marl_plugins.builtin.agents.workflow",
         "marl_plugins.builtin.cases.gym",
+        "marl_plugins.builtin.tools.mcp.servers",
         "marl_plugins.builtin.tools.python",
         "marl_plugins.engine.hosts.cpu",
         "marl_plugins.engine.processes.engine_actor",

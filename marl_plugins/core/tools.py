@@ -98,6 +98,13 @@ class Function:
         return {"type": "function", "function": described}
 
 
+def function_of_text(name: str, description: str, argument: str, about: str) -> Function:
+    """Returns the function of a tool whose calls are texts, each the one argument."""
+    properties = {argument: {"type": "string", "description": about}}
+    parameters = {"type": "object", "properties": properties, "required": [argument]}
+    return Function(name, description, parameters, text=argument)
+
+
 @dataclass(frozen=True)
 class Tool:
     """A tool that roles may use.

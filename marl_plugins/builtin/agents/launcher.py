@@ -135,18 +135,6 @@ def outcome_of(error: BaseException, folder: str) -> Report:
     return {"error": raised}
 
 
-def request_in(descriptor: int) -> Any:
-    """Returns what the program is asked."""
-    with open(descriptor, "rb") as file:
-        return json.load(file)
-
-
-def send(answer: int, report: Report) -> None:
-    """Sends a program's report, and closes where it goes."""
-    with open(answer, "wb") as file:
-        file.write(json.dumps(report).encode())
-
-
 def lies_in(place: str, folder: str) -> bool:
     """Returns whether a file is the program's own."""
     return place.startswith(folder) and "site-packages" not in place
@@ -209,12 +197,14 @@ class Launcher(Pool):
             os.mkdir(folder, 0o700)
             os.chdir(folder)
             os.environ.update(HOME=folder, TMPDIR=folder)
-        program_request = request_in(asked)
+        with open(asked, "rb") as file:
+            program_request = json.load(file)
         os.environ.update(program_request["environment"])
         if self.settings["command"]:
             self._execute(program_request["prompt"], answer)
         random.seed(program_request["seed"])
-        send(answer, self._report(program_request))
+        with open(answer, "w") as file:
+            json.dump(self._report(program_request), file)
         sys.stdout.flush()
 
     def _execute(self, prompt: str, answer: int) -> NoReturn:

@@ -10,8 +10,7 @@ import signal
 import socket
 import subprocess
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,15 +140,21 @@ class AgentProgram:
         self.start()
         return self._listener.dup() if self._listener is not None else None
 
-    @contextmanager
-    def launched(self) -> Iterator[socket.socket]:
-        """Provides the socket to the launcher, which is replaced afterwards where it has gone.
+    async def run(self, request: Mapping[str, Any]) -> AgentProgramResult:
+        """Runs it once, and ends all that it has started, also where it is cancelled. A launcher
+        that has gone is replaced afterwards.
+
+        Args:
+            request: `prompt`, `item`, `endpoint`, `environment` and `seed`, as JSON values.
 
         Raises:
-            InfrastructureFailure: It has gone, or could not fork.
+            InfrastructureFailure: The launcher has gone, or could not fork.
         """
         try:
-            yield self.start()
+            control, content = self.start(), json.dumps(request).encode()
+            with in_memory(content) as asked:
+                async with forked(control, {}, [asked], LIMITS) as (connection, streams):
+                    return self._result(await code_of(connection), *streams)
         except OSError as error:
             if isinstance(error, ConnectionError):
                 self._end()
@@ -157,24 +162,24 @@ class AgentProgram:
             what = f"the process that starts programs has gone ({error})"
             raise InfrastructureFailure("program", what) from error
 
-    async def run(self, request: Mapping[str, Any]) -> AgentProgramResult:
-        """Runs it once, and ends all that it has started, also where it is cancelled.
-
-        Args:
-            request: `prompt`, `item`, `endpoint`, `environment` and `seed`, as JSON values.
-        """
-        with self.launched() as control, in_memory(json.dumps(request).encode()) as asked:
-            async with forked(control, {}, [asked], LIMITS) as (connection, (answer, output)):
-                code = await code_of(connection)
-                report: launcher.Report = {}
-                text, how = answer.text(), f"it ended {_how(code)}"
-                if answer.kept.left_out:
-                    how = f"it returned more than {MOST_ANSWER_BYTES} bytes"
-                elif not self._settings["command"]:
-                    report = json.loads(text or "{}")
-                elif code == 0:
-                    report = {"answer": text.removesuffix("\n")}
-                return _result(report, how, output)
+    def _result(self, code: int, answer: Stream, output: Stream) -> AgentProgramResult:
+        """Returns how a program has ended."""
+        text, written = answer.text(), output.text().strip()
+        how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+        if answer.kept.left_out:
+            how = f"it returned more than {MOST_ANSWER_BYTES} bytes"
+            return AgentProgramResult(None, "", how, traceback=written)
+        report: launcher.Report = {}
+        if not self._settings["command"]:
+            report = json.loads(text or "{}")
+        elif code == 0:
+            report = {"answer": text.removesuffix("\n")}
+        if "answer" in report:
+            return AgentProgramResult(report["answer"])
+        if "error" in report:
+            raised = report["error"]
+            return AgentProgramResult(None, **raised | {"traceback": raised["traceback"] + written})
+        return AgentProgramResult(None, "", f"it ended {how}", traceback=written)
 
 
 def end(
@@ -189,18 +194,3 @@ def end(
         process.wait(2.0)
     process.kill()
     process.wait()
-
-
-def _result(report: Mapping[str, Any], how: str, output: Stream) -> AgentProgramResult:
-    """Returns how a program has ended, from what it has sent; else `how`."""
-    if "answer" in report:
-        return AgentProgramResult(report["answer"])
-    written = output.text().strip()
-    if "error" in report:
-        raised = report["error"]
-        return AgentProgramResult(None, **raised | {"traceback": raised["traceback"] + written})
-    return AgentProgramResult(None, "", how, traceback=written)
-
-
-def _how(code: int) -> str:
-    return f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"

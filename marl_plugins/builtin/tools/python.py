@@ -27,7 +27,7 @@ from marl_plugins.core.findings import check_extra
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.run import note_user, tool_users
 from marl_plugins.core.section import Section
-from marl_plugins.core.tools import Function, Tool, ToolCall
+from marl_plugins.core.tools import Tool, ToolCall, function_of_text
 from marl_plugins.core.trajectory import Task, ToolResult
 from marl_plugins.core.workspace import Workspace
 from marl_plugins.sandbox import Limits, OnDemandSandbox, Program, Sandbox
@@ -41,20 +41,11 @@ if TYPE_CHECKING:
 
 FENCE = re.compile(r"```(?:python|py)[^\S\n]*\n(.*?)```", re.DOTALL)
 """A program is a fenced block marked as Python."""
-FUNCTION = Function(
+FUNCTION = function_of_text(
     "python",
     "Runs a Python program and returns what it prints.",
-    {
-        "type": "object",
-        "properties": {
-            "code": {
-                "type": "string",
-                "description": "The program; only what it prints is returned.",
-            }
-        },
-        "required": ["code"],
-    },
-    text="code",
+    "code",
+    "The program; only what it prints is returned.",
 )
 """For roles with `calls:`."""
 

@@ -51,11 +51,7 @@ class MCPServerConfig(Model):
     def variables(self) -> list[str]:
         """Names of the variables of the run's environment that it is given."""
         texts = map(Template, (*self.env.values(), *self.headers.values(), self.url))
-        return list(
-            dict.fromkeys(
-                name for text in texts if text.is_valid() for name in text.get_identifiers()
-            )
-        )
+        return [name for text in texts for name in text.get_identifiers()]
 
     def program(self, folder: Path) -> str | None:
         """Returns the file of its command: by a path from the recipe's folder, or by a name that is
@@ -66,10 +62,8 @@ class MCPServerConfig(Model):
         return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
 
 
-class MCPConfig(Section):
+class MCPConfig(Section, extra="allow"):
     """Servers of the Model Context Protocol, each a tool of the name that it has here."""
-
-    model_config = pydantic.ConfigDict(extra="allow")
 
     EXAMPLE: ClassVar[str] = "{time: {command: [mcp-server-time]}}"
 

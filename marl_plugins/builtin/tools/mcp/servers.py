@@ -16,19 +16,13 @@ What the agent gets wrong (a name, arguments, what the server calls an error) is
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-)
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, TextIO
@@ -44,6 +38,7 @@ from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.redaction import Redaction, shown_url
 from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
+from marl_plugins.sandbox.streams import Stream
 
 if TYPE_CHECKING:
     from marl_plugins.builtin.tools.mcp.sdk import CallToolResult, Client
@@ -237,10 +232,8 @@ class MCPServer:
             from marl_plugins.builtin.tools.mcp.sdk import http
 
             headers = {name: _filled(value) for name, value in config.headers.items()}
-            timeout, limits = (
-                http.Timeout(STARTING_SECONDS, read=config.seconds + STARTING_SECONDS),
-                http.Limits(),
-            )
+            timeout = http.Timeout(STARTING_SECONDS, read=config.seconds + STARTING_SECONDS)
+            limits = http.Limits()  # `concurrency` is all that bounds connections
             async with http.AsyncClient(headers=headers, timeout=timeout, limits=limits) as client:
                 yield streamable_http_client(_filled(config.url), http_client=client)
         else:
@@ -271,7 +264,8 @@ class MCPSession:
     def __init__(self, server: MCPServer):
         self.functions: list[Function] = []
         self._server = server
-        self._said = StderrTail()
+        self._said: Stream | None = None
+        """What its process writes to standard error."""
         self._leave = asyncio.Event()
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._hold(), name=f"MCP server {server.name}")
@@ -292,7 +286,10 @@ class MCPSession:
         from marl_plugins.builtin.tools.mcp.sdk import Client
 
         async with AsyncExitStack() as stack:
-            errors = stack.enter_context(self._said.written())
+            reading, writing = os.pipe()
+            self._said = Stream(reading, 4 * LAST_WORDS_CHARS, lambda _: None)
+            stack.callback(self._said.close)
+            errors = stack.enter_context(os.fdopen(writing, "w"))
             async with self._server.starting, asyncio.timeout(STARTING_SECONDS):
                 transport = await stack.enter_async_context(self._server.transport(errors))
                 client = await stack.enter_async_context(
@@ -358,7 +355,7 @@ class MCPSession:
         await asyncio.wait({self._owner}, timeout=LEAVING_SECONDS)
 
     def _failure(self, why: str) -> InfrastructureFailure:
-        output = self._said.text.strip()[-LAST_WORDS_CHARS:]
+        output = self._said.text().strip()[-LAST_WORDS_CHARS:] if self._said else ""
         text = f"MCP server {self._server.name!r} ({self._server.place}): {why}" + (
             f"; it wrote: {output}" if output else ""
         )
@@ -375,36 +372,6 @@ class MCPSession:
         return ", ".join(
             dict.fromkeys(str(leaf) or type(leaf).__name__ for leaf in leaves_of(error))
         )
-
-
-class StderrTail:
-    """The end of what a process writes to its standard error; all before it is dropped."""
-
-    def __init__(self) -> None:
-        self._end = b""
-
-    @property
-    def text(self) -> str:
-        return self._end.decode(errors="replace")
-
-    @contextmanager
-    def written(self) -> Iterator[TextIO]:
-        """Provides the file that the process is given."""
-        reading, writing = os.pipe()
-        os.set_blocking(reading, False)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(reading, self._read, reading)
-        try:
-            with os.fdopen(writing, "w") as file:
-                yield file
-        finally:
-            loop.remove_reader(reading)
-            self._read(reading)
-            os.close(reading)
-
-    def _read(self, reading: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._end = (self._end + os.read(reading, 1 << 16))[-4 * LAST_WORDS_CHARS :]
 
 
 def _broken() -> tuple[type[Exception], ...]:

@@ -22,22 +22,18 @@ from typing import Any
 from marl_plugins.builtin.tools.search.corpus import Document, read_corpus
 from marl_plugins.builtin.tools.search.dense import DenseIndex, Embed
 from marl_plugins.builtin.tools.search.section import SearchToolConfig
-from marl_plugins.core.tools import Function, Tool, ToolCall
+from marl_plugins.core.tools import Tool, ToolCall, function_of_text
 from marl_plugins.core.trajectory import ToolResult
 
 CALL = re.compile(r"<search>(.*?)</search>", re.DOTALL)
 """A query is what the tag encloses."""
 WORD = r"(?u)\b\w+\b"
 NOTHING = "nothing was found"
-FUNCTION = Function(
+FUNCTION = function_of_text(
     "search",
     "Returns the documents that fit a query best.",
-    {
-        "type": "object",
-        "properties": {"query": {"type": "string", "description": "Words that the document has."}},
-        "required": ["query"],
-    },
-    text="query",
+    "query",
+    "Words that the document has.",
 )
 """For roles with `calls:`."""
 
