@@ -55,11 +55,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    trained = [
-        policy.name
-        for policy in run.policies
-        if policy.trainable and _has_engines(run, policy.name)
-    ]
+    trained = with_engines(run)
     who, leave_out = at(plugin="marl_plugins.balance"), "leave out the plugin"
     if run.is_partial:
         got = (
@@ -132,21 +128,23 @@ def _idle(run: Run, groups: Sequence[Sequence[str]]) -> list[Problem]:
 def exchanging(run: Run) -> list[list[str]]:
     """Returns the names of trained policies whose engines were started alike, two or more each."""
     groups: list[list[str]] = []
-    for policy in run.policies:
-        if policy.trainable and _has_engines(run, policy.name):
-            mine, args = run.policy_args[policy.name], run.policy_args
-            group = next((g for g in groups if not engine_differences(args[g[0]], mine)), None)
-            if group is None:
-                groups.append([policy.name])
-            else:
-                group.append(policy.name)
+    args = run.policy_args
+    for name in with_engines(run):
+        for group in groups:
+            if not engine_differences(args[group[0]], args[name]):
+                group.append(name)
+                break
+        else:
+            groups.append([name])
     return [group for group in groups if len(group) > 1]
 
 
-def _has_engines(run: Run, policy: str) -> bool:
-    """Returns whether a policy has engines of its own: adapters of one model are answered by the
-    same."""
-    return run.processes is None or run.processes.engines_of(run, policy) == policy
+def with_engines(run: Run) -> list[str]:
+    """Returns the trained policies with engines of their own: adapters of one model are answered by
+    the same."""
+    trained = [policy.name for policy in run.policies if policy.trainable]
+    processes = run.processes
+    return [name for name in trained if not processes or processes.engines_of(run, name) == name]
 
 
 @hookimpl

@@ -82,8 +82,7 @@ def marl_configure(run: Run) -> list[Problem]:
 def forked_roles(run: Run) -> Collection[str]:
     """Returns the roles whose actions are forked."""
     named: Collection[str] | None = run.args.counterfactual.roles
-    trained = {policy.name for policy in run.policies if policy.trainable}
-    return named or {r for r in run.recipe.roles if trained.intersection(run.recipe.policies_of(r))}
+    return named or run.trained_roles
 
 
 @hookimpl

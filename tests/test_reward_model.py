@@ -170,7 +170,7 @@ def test_messages_that_its_template_does_not_take_and_those_too_long_are_told_ap
 def test_a_tokenizer_of_another_model_in_its_folder_is_refused(tmp_path):
     folder = same_tokenizer(tmp_path / "model")
     AutoTokenizer.from_pretrained(other_tokenizer(tmp_path / "other")).save_pretrained(folder)
-    with refused(("reward_model.vocabulary", MODEL, "model")):
+    with refused(("models.vocabulary", MODEL, "model")):
         Renderer(folder)
 
 

@@ -139,6 +139,11 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     return fix and f"; {fix}"
 
 
+def first_line(error: BaseException) -> str:
+    """Returns what an error says first."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def raised_by(error: Exception) -> Exception:
     """Returns what a remote method raised, without Ray's wrapping."""
     cause = getattr(error, "cause", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from operator import attrgetter
 
 from marl_plugins import Problem, Run, at, meant
 
@@ -96,7 +97,7 @@ def check_limits(run: Run) -> Iterator[Problem]:
         f
         for f in penalties
         for name in sorted(grouped & run.policy_args.keys())
-        if _value(run, name, f) is not None
+        if attrgetter(f)(run.policy_args[name]) is not None
     ]
     if used:
         got = (
@@ -115,8 +116,3 @@ def check_limits(run: Run) -> Iterator[Problem]:
             severity="warning",
             flags=tuple(dict.fromkeys(used)),
         )
-
-
-def _value(run: Run, policy: str, flag: str) -> object:
-    group, _, name = flag.partition(".")
-    return getattr(getattr(run.policy_args[policy], group), name)

@@ -43,8 +43,8 @@ from marl_plugins import (
 )
 
 if TYPE_CHECKING:
-    from marl_plugins import Action, Run, Trajectory
-    from marl_plugins.reward_backprop.backward import Attribution, Attributor
+    from marl_plugins import Run, Trajectory
+    from marl_plugins.reward_backprop.backward import Attributor
 
 NAME = "reward_backprop"
 """Under which actions keep its notes."""
@@ -291,21 +291,13 @@ async def credit_trajectory(
             action.reward, action.terms = None, {}
             continue
         delta = contributions[value][action.path]
-        note_contribution(action, delta, parts_by_value[value][action.path])
+        part = parts_by_value[value][action.path]
+        action.notes[NAME] = {"contribution": delta, "why": part.why, "passed_on": part.passed_on}
         if action.reward is not None:
             process = action.reward if made_of_parts else 0.0
             action.terms = {"process": args.alpha * process, "contribution": args.beta * delta}
             action.reward = sum(action.terms.values())
     return statistics.fmean(abs(value - sum(parts.values())) for value, parts in raw.items())
-
-
-def note_contribution(action: Action, delta: float, attribution: Attribution) -> None:
-    """Records a contribution and its reasons with the action."""
-    action.notes[NAME] = {
-        "contribution": delta,
-        "why": attribution.why,
-        "passed_on": attribution.passed_on,
-    }
 
 
 def describe_outcome(trajectory: Trajectory, roles: Sequence[str]) -> str:
@@ -331,14 +323,10 @@ def measure(
     for action in (a for t in trajectories for a in t.actions):
         if NAME in action.notes:
             by_role[action.role].append(action.notes[NAME]["contribution"])
-    metrics = {
-        f"backprop/{role}/contribution": statistics.fmean(contributions)
-        for role, contributions in sorted(by_role.items())
-    }
-    metrics |= {
-        f"backprop/{role}/spread": statistics.pstdev(contributions)
-        for role, contributions in sorted(by_role.items())
-    }
+    metrics: dict[str, float] = {}
+    for role, contributions in sorted(by_role.items()):
+        metrics[f"backprop/{role}/contribution"] = statistics.fmean(contributions)
+        metrics[f"backprop/{role}/spread"] = statistics.pstdev(contributions)
     if trajectories:
         metrics["backprop/missing"] = lost / len(trajectories)
     if gaps:

@@ -43,10 +43,8 @@ SCHEMA = {
 }
 
 
-class AttributionAnswer(pydantic.BaseModel):
+class AttributionAnswer(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     """The values that are read from a model's answer."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
 
     contribution: Annotated[float, pydantic.Field(ge=-10, le=10)]
     passed_on: str = ""

@@ -20,20 +20,16 @@ from marl_plugins.swarm.record import key_of, packed, read_lines, unpacked
 from marl_plugins.swarm.store import RecordName, RecordStore, wrong_peer
 
 
-class GivenAnswer(pydantic.BaseModel):
+class GivenAnswer(pydantic.BaseModel, extra="forbid", strict=True):
     """The words of one role."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
     role: str
     text: str
 
 
-class GivenAnswers(pydantic.BaseModel):
+class GivenAnswers(pydantic.BaseModel, extra="forbid", strict=True):
     """A line of the file of `swarm add`: the answers to one task, in the order in which each role
     is asked."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
     task: str
     prompt: str

@@ -47,15 +47,13 @@ WAITING_SECONDS = 30.0
 PLACES, DEALS = 10, 20_000
 
 
-class JudgedRound(pydantic.BaseModel):
+class JudgedRound(pydantic.BaseModel, extra="forbid", strict=True):
     """A round of a peer: as it asks for its question, as it answers, and as it is noted.
 
     Args:
         answer: None: the question is asked for.
         task, score: Of the judge; what a peer says of them has no effect.
     """
-
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
     peer: str = pydantic.Field(min_length=1, max_length=200)
     group: Literal["swarm", "alone"]

@@ -51,19 +51,15 @@ def packed(group: Sequence[Mapping[str, object]], task: Task | None = None) -> b
     return gzip.compress(text.encode(), mtime=0)
 
 
-class CarriedTask(pydantic.BaseModel):
+class CarriedTask(pydantic.BaseModel, extra="forbid", frozen=True, allow_inf_nan=False):
     """The part of a record that says what a task's answers are held to."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     label: pydantic.JsonValue = None
     metadata: dict[str, pydantic.JsonValue] = {}
 
 
-class Record(pydantic.BaseModel):
+class Record(pydantic.BaseModel, frozen=True, hide_input_in_errors=True):
     """What a record holds: trajectories of one task."""
-
-    model_config = pydantic.ConfigDict(frozen=True, hide_input_in_errors=True)
 
     schema_version: Literal[1] = pydantic.Field(alias="schema")
     group: Annotated[list[TrajectoryWords], pydantic.FailFast()] = pydantic.Field(

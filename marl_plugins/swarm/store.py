@@ -34,9 +34,11 @@ MOST_RECORD_BYTES = 4 << 20
 """Bytes of a record as it is stored; larger ones are neither written nor read."""
 MOST_UNPACKED_BYTES = 16 << 20
 PEER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]{0,63}")
-NAME = re.compile(rf"({PEER.pattern})-([0-9a-f]{{8}})-([0-9a-f]{{16}})\.json\.gz")
 ANSWERS = "answers"
 """The folder of records that belong to no round."""
+NAME = re.compile(
+    rf"(?:(\d{{6,12}})|{ANSWERS})/({PEER.pattern})-([0-9a-f]{{8}})-([0-9a-f]{{16}})\.json\.gz"
+)
 MOST_ROUND = 999_999_999
 """Rounds after this one move nobody but who writes them: a peer that names a far future makes
 others jump, once, and takes the rounds after it from nobody."""
@@ -58,11 +60,12 @@ class RecordName:
     key: str
 
     @classmethod
-    def of(cls, folder: str, file: str) -> RecordName | None:
-        """Returns the name of a file in a folder of the store; None where it is no record's."""
-        match = NAME.fullmatch(file)
-        round_ = None if folder == ANSWERS else int(folder)
-        return cls(round_, match[1], match[2], match[3]) if match else None
+    def of(cls, path: str) -> RecordName | None:
+        """Returns the name of a file of the store; None where it is no record's."""
+        if (match := NAME.fullmatch(path)) is None:
+            return None
+        folder, *others = match.groups()
+        return cls(int(folder) if folder else None, *others)
 
     @property
     def path(self) -> str:
@@ -170,7 +173,7 @@ class RecordStore:
         names = []
         for folder in self._folders():
             if folder == ANSWERS or rounds is None or int(folder) in rounds:
-                names += [RecordName.of(folder, file) for file in self._listed(folder)]
+                names += [RecordName.of(f"{folder}/{file}") for file in self._listed(folder)]
         return sorted(filter(None, names), key=lambda name: name.path)
 
     @reaching()
@@ -203,9 +206,9 @@ class RecordStore:
     def _listed(self, folder: str) -> list[str]:
         place = f"{self.root}/{folder}".rstrip("/")
         try:
-            return sorted(
+            return [
                 str(path).rstrip("/").rpartition("/")[2]
                 for path in self.files.ls(place, detail=False)
-            )
+            ]
         except FileNotFoundError:
             return []

@@ -181,9 +181,8 @@ class TakenGroups:
         Raises:
             RunPaused: It cannot be said again as it could when the step was first made.
         """
-        folder, _, file = path.partition("/")
         try:
-            name = RecordName.of(folder, file)
+            name = RecordName.of(path)
             if name is None:
                 raise RefusedRecord("schema", "no name of a record")
             record = unpacked(content.encode())

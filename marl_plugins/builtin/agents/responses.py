@@ -190,23 +190,16 @@ def events(request: ChatRequest, answer: EndpointAnswer) -> Iterator[bytes]:
 
 def _item_events(numbered: Any, index: int, item: Mapping[str, Any]) -> Iterator[bytes]:
     at = {"item_id": item["id"], "output_index": index}
+    empty: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+    begun = {**item, "status": "in_progress", **empty}
+    yield numbered("response.output_item.added", output_index=index, item=begun)
     if item["type"] == "message":
         part, inside = item["content"][0], {**at, "content_index": 0}
-        yield numbered(
-            "response.output_item.added",
-            output_index=index,
-            item={**item, "status": "in_progress", "content": []},
-        )
         yield numbered("response.content_part.added", **inside, part={**part, "text": ""})
         yield numbered("response.output_text.delta", **inside, delta=part["text"], logprobs=[])
         yield numbered("response.output_text.done", **inside, text=part["text"], logprobs=[])
         yield numbered("response.content_part.done", **inside, part=part)
     else:
-        yield numbered(
-            "response.output_item.added",
-            output_index=index,
-            item={**item, "status": "in_progress", "arguments": ""},
-        )
         yield numbered("response.function_call_arguments.delta", **at, delta=item["arguments"])
         yield numbered(
             "response.function_call_arguments.done",

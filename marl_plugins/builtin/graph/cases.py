@@ -61,7 +61,8 @@ class NodeCase:
             RecipeError: A function of the case raises something, or gives what is no JSON.
             InfrastructureFailure: One does not return.
         """
-        value = None if self.given is None else as_given(self.given.value(scope))
+        # a copy, which the generator may change
+        value = None if self.given is None else json.loads(as_json(self.given.value(scope)))
         seed = derive_seed(
             builder.run_seed,
             "case",
@@ -135,8 +136,3 @@ def is_json(value: Any) -> bool:
         return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
     except (TypeError, ValueError, RecursionError):
         return False
-
-
-def as_given(value: Any) -> Any:
-    """Returns a value as a generator is given it: a copy, which it may change."""
-    return json.loads(as_json(value))

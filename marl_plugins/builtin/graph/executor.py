@@ -23,8 +23,8 @@ from marl_plugins.builtin.graph.nodes import (
     Graph,
     LetNode,
     Node,
-    as_result,
     note_of,
+    result_of,
     sources_of,
 )
 from marl_plugins.builtin.graph.values import Absence, Result, Sources, as_field, union
@@ -158,7 +158,7 @@ class Progress:
                 self.waiting.append(index)
                 self._ask([index])
             elif isinstance(node, LetNode) and node.at_once:
-                self._settle(index, node.settled(self.scope, sources))
+                self._settle(index, result_of(node.value, self.scope, sources))
             else:
                 self.frontier.append(index)
 
@@ -171,9 +171,9 @@ class Progress:
         return None
 
     def _instead(self, node: Node, sources: Sources) -> Result | Absence:
-        if node.otherwise is None or node.otherwise.skipped_in(self.scope):
+        if node.otherwise is None:
             return Absence(sources)
-        return as_result(node.otherwise(self.scope), sources)
+        return result_of(node.otherwise, self.scope, sources)
 
     def _sources(self, node: Node) -> Sources:
         """The actions on which a node depends."""

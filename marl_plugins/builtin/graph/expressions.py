@@ -95,7 +95,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "first": _first,
 }
 """What expressions may call. `ran` and `first` may be given nodes that did not run."""
-OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 _KNOWN: dict[str, Any] = {
     "__builtins__": {},
     "_plain": plain,
@@ -131,7 +130,7 @@ class Expression:
         self.text = " ".join(text.split("\n")).strip()
         self.place = place
         self.what = what
-        self._hard: dict[str, None] = {}
+        self.hard: dict[str, None] = {}
         self._soft: dict[str, None] = {}
         self._always: dict[str, None] = {}
         self._firsts: list[tuple[str, ...]] = []
@@ -145,11 +144,10 @@ class Expression:
             raise BadExpression(f"{self.text!r}: {error.msg}, column {error.offset}", fix) from None
         except (RecursionError, MemoryError, ValueError) as error:
             raise BadExpression(f"cannot be read: {error or type(error).__name__}") from None
-        self.hard = tuple(self._hard)
-        self.soft = tuple(name for name in self._soft if name not in self._hard)
+        self.soft = tuple(name for name in self._soft if name not in self.hard)
         self.names = (*self.hard, *self.soft)
         self.always = tuple(
-            name for name in self.names if name in self._hard or name in self._always
+            name for name in self.names if name in self.hard or name in self._always
         )
         self.firsts = tuple(names for names in self._firsts if not {*names} <= {*self.always})
         whole = ast.fix_missing_locations(ast.Expression(body))
@@ -189,7 +187,7 @@ class Expression:
             case ast.Name(id=name):
                 if name.startswith("_"):
                     self._refuse(node, "names that begin with _ are not read")
-                (self._soft if soft else self._hard).setdefault(name)
+                (self._soft if soft else self.hard).setdefault(name)
                 return node
             case ast.IfExp(test=test, body=body, orelse=other):
                 return ast.IfExp(
@@ -231,41 +229,27 @@ class Expression:
                 if isinstance(of, ast.Name):
                     self.attributes.setdefault((of.id, name))
                 return _call("attribute", self._raw(of, soft), ast.Constant(name))
-            case ast.Subscript(value=of, slice=ast.Slice(lower=low, upper=high, step=None)):
-                bounds = [
-                    None if bound is None else self._value(bound, soft) for bound in (low, high)
-                ]
-                return ast.Subscript(self._value(of, soft), ast.Slice(*bounds), ast.Load())
-            case ast.Subscript(value=of, slice=index) if not isinstance(index, ast.Slice):
-                if isinstance(of, ast.Name) and of.id == "task":
-                    self._refuse(node, "write task.prompt, task.id or task.metadata.NAME")
-                return ast.Subscript(self._value(of, soft), self._value(index, soft), ast.Load())
-            case ast.List(elts=items) | ast.Tuple(elts=items):
-                return ast.List([self._value(item, soft) for item in items], ast.Load())
-            case ast.Dict(keys=keys, values=values) if None not in keys:
-                return ast.Dict(
-                    [self._value(k, soft) for k in keys if k],
-                    [self._value(v, soft) for v in values],
-                )
-        return self._calculated(node, soft)
-
-    def _calculated(self, node: ast.expr, soft: bool) -> ast.expr:
-        """The code of what is calculated of other values."""
-        match node:
-            case ast.BinOp(op=operator, left=left, right=right) if isinstance(operator, OPERATORS):
-                pair = (self._value(left, soft), self._value(right, soft))
-                bounded = {ast.Add: "add", ast.Mult: "multiply", ast.Mod: "remainder"}.get(
-                    type(operator)
-                )
-                return _call(bounded, *pair) if bounded else ast.BinOp(pair[0], operator, pair[1])
-            case ast.UnaryOp(op=ast.Not() | ast.USub() as operator, operand=of):
-                return ast.UnaryOp(operator, self._value(of, soft))
-            case ast.Compare(left=left, ops=operators, comparators=others):
-                return ast.Compare(
-                    self._value(left, soft),
-                    operators,
-                    [self._value(other, soft) for other in others],
-                )
+            case ast.Subscript(value=ast.Name("task"), slice=index) if not isinstance(
+                index, ast.Slice
+            ):
+                self._refuse(node, "write task.prompt, task.id or task.metadata.NAME")
+            case ast.Subscript(value=of, slice=ast.Slice(step=None) as bounds):
+                return ast.Subscript(self._value(of, soft), self._inside(bounds, soft), ast.Load())
+            case ast.Tuple(elts=items):
+                return self._value(ast.List(items, ast.Load()), soft)
+            case (
+                ast.Subscript()
+                | ast.List()
+                | ast.Compare()
+                | ast.UnaryOp(op=ast.Not() | ast.USub())
+                | ast.BinOp(op=ast.Div() | ast.FloorDiv() | ast.Sub())
+            ):
+                return self._inside(node, soft)
+            case ast.Dict(keys=keys) if None not in keys:
+                return self._inside(node, soft)
+            case ast.BinOp(op=ast.Add() | ast.Mult() | ast.Mod() as operator):
+                name = {ast.Add: "add", ast.Mult: "multiply", ast.Mod: "remainder"}[type(operator)]
+                return _call(name, self._value(node.left, soft), self._value(node.right, soft))
             case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
                 if name == "matches":
                     self._check_pattern(node, arguments)
@@ -291,6 +275,16 @@ class Expression:
             "a workflow in Python can do all else",
         )
         raise AssertionError("unreachable")
+
+    def _inside(self, node: ast.expr, soft: bool) -> ast.expr:
+        """The same node, with the code of the values in it."""
+
+        def code(part: Any) -> Any:
+            if isinstance(part, list):
+                return [*map(code, part)]
+            return self._value(part, soft) if isinstance(part, ast.expr) else part
+
+        return type(node)(*(code(part) for _, part in ast.iter_fields(node)))
 
     def _check_pattern(self, node: ast.expr, arguments: Sequence[ast.expr]) -> None:
         """Refuses a pattern that is not written out: one that a model makes may take for ever."""

@@ -20,10 +20,8 @@ class Unset:
     """The value of a key that is not there; null is an expression, too."""
 
 
-class GraphPart(Model):
+class GraphPart(Model, defer_build=True):
     """A part of a graph. Models are built once they are used."""
-
-    model_config = pydantic.ConfigDict(defer_build=True)
 
 
 class ReadConfig(GraphPart):

@@ -193,11 +193,10 @@ class LetNode(Node):
         """Returns whether it settles without waiting for anything."""
         return not (self.cost or self.retry)
 
-    def settled(self, scope: Scope, sources: Sources) -> Result:
-        return as_result(self.value(scope), sources)
-
-    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
-        return self.settled(scope, sources)
+    async def perform(
+        self, execution: Execution, scope: Scope, sources: Sources
+    ) -> Result | Absence:
+        return result_of(self.value, scope, sources)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -270,7 +269,7 @@ class LoopNode(BodyNode):
     ) -> Result | Absence:
         seen, base, decided = self.seen(scope), sources, Sources()
         carried: dict[str, Result | Absence] = {
-            name: as_result(value(scope), sources_of(value, scope))
+            name: result_of(value, scope, sources_of(value, scope))
             for name, value in self.start.items()
         }
         turn, over = 0, False
@@ -292,7 +291,8 @@ class LoopNode(BodyNode):
             if self.body.failing:
                 base = union((base, self.body.spared(inner)))
             carried |= {
-                name: following_value(value, inner) for name, value in self.following.items()
+                name: result_of(value, inner, sources_of(value, inner))
+                for name, value in self.following.items()
             }
         result = self.body.given(inner)
         known = self.body.gives_own or (
@@ -310,7 +310,7 @@ class GraphCallNode(BodyNode):
         self, execution: Execution, scope: Scope, sources: Sources
     ) -> Result | Absence:
         inputs = {
-            name: as_result(value(scope), sources_of(value, scope))
+            name: result_of(value, scope, sources_of(value, scope))
             for name, value in self.fields.items()
         }
         inner = await execution.execute(self.body, {**self.seen(scope), **inputs}, sources)
@@ -319,21 +319,17 @@ class GraphCallNode(BodyNode):
         return result.of(all_of)
 
 
-def as_result(value: Any, sources: Sources) -> Result:
-    """Returns the value of an expression as a node's result, with the node's sources."""
+def result_of(expression: Expression, scope: Scope, sources: Sources) -> Result | Absence:
+    """Returns what an expression comes to, as a node's result with the node's sources."""
+    if expression.skipped_in(scope):
+        return Absence(sources)
+    value = expression(scope)
     return value.of(sources) if isinstance(value, Result) else Result(value, sources=sources)
 
 
 def sources_of(expression: Expression, scope: Scope) -> Sources:
     """Returns the actions on which an expression's names depend."""
     return union(scope[name].sources for name in expression.used_in(scope))
-
-
-def following_value(expression: Expression, inner: Scope) -> Result | Absence:
-    """Returns what a loop's value is in the next round."""
-    if expression.skipped_in(inner):
-        return Absence(sources_of(expression, inner))
-    return as_result(expression(inner), sources_of(expression, inner))
 
 
 @dataclass(frozen=True)
@@ -411,6 +407,4 @@ class Graph:
         sources = sources_of(self.give, scope)
         if self.failing:
             sources = union((sources, self.spared(scope)))
-        if self.give.skipped_in(scope):
-            return Absence(sources)
-        return as_result(self.give(scope), sources)
+        return result_of(self.give, scope, sources)

@@ -30,6 +30,7 @@ from marl_plugins.core.failures import (
     InfrastructureFailure,
     RunEnded,
     RunPaused,
+    first_line,
     raised_by,
 )
 from marl_plugins.core.foreign import ForeignText
@@ -38,6 +39,7 @@ from marl_plugins.engine.plan.models import positions_of
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.processes.deaths import DEATHS
 from marl_plugins.engine.processes.placement import bundles
+from marl_plugins.engine.runtime.session import load_tokenizer
 
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
 from openrlhf.utils import get_strategy  # isort: skip
@@ -68,34 +70,9 @@ class Renderer:
     """
 
     def __init__(self, folder: Path, disable_fast: bool = False):
-        from transformers import AutoConfig, AutoTokenizer
-
+        # Code of the model's own has been refused by the session, unless it is trusted.
         where = at(flag=FLAG, folder=folder)
-        try:
-            # Code of the model's own has been refused by the session, unless it is trusted.
-            self.tokenizer = AutoTokenizer.from_pretrained(
-                folder, trust_remote_code=True, use_fast=not disable_fast
-            )
-            vocabulary = (
-                AutoConfig.from_pretrained(folder, trust_remote_code=True)
-                .get_text_config()
-                .vocab_size
-            )
-        except (
-            Exception
-        ) as error:  # transformers and tokenizers raise what they like at damaged files
-            got = (
-                f"its tokenizer or configuration cannot be loaded: {type(error).__name__}: "
-                f"{first_line(error)}"
-            )
-            raise ConfigurationError(Problem("reward_model.tokenizer", where, got)) from error
-        if len(self.tokenizer) > vocabulary:
-            got = f"its tokenizer has {len(self.tokenizer)} tokens, and its model {vocabulary}"
-            fix = (
-                "the two belong to different models: put the tokenizer of the reward model into "
-                "its folder"
-            )
-            raise ConfigurationError(Problem("reward_model.vocabulary", where, got, fix=fix))
+        self.tokenizer = load_tokenizer(str(folder), where, trusted=True, fast=not disable_fast)
         self.longest = positions_of(str(folder))
         self.foreign = ForeignText(self.tokenizer)
 
@@ -322,8 +299,3 @@ def answer_to(trajectory: Trajectory) -> list[dict[str, str]]:
 def conversation(action: Action) -> list[dict[str, str]]:
     """Returns what was said up to an action, and the action."""
     return [{"role": role, "content": text} for role, text in action.messages]
-
-
-def first_line(error: BaseException) -> str:
-    """Returns what an error says first."""
-    return next(iter(str(error).splitlines()), type(error).__name__)

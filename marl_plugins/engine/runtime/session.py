@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.demonstrations import WarmStartConfig, encode
-from marl_plugins.core.failures import ConfigurationError, place_of
+from marl_plugins.core.failures import ConfigurationError, first_line, place_of
 from marl_plugins.core.policy import Policy
-from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.roles import Sampling
@@ -33,6 +33,8 @@ from marl_plugins.engine.runtime.roles import make_cast
 from marl_plugins.engine.runtime.tiny_model import resolve
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from marl_plugins.engine.runtime.policy import UpstreamPolicy
     from marl_plugins.engine.runtime.rollout import Rollout
 
@@ -250,28 +252,41 @@ class Session:
         return chats
 
     def _chat(self, policy: Policy) -> ChatFormat:
-        from transformers import AutoConfig, AutoTokenizer
-
-        args, where = self.args[policy.name], at(policy=policy.name)
+        args, trusted = self.args[policy.name], self.plan.options.trust_remote_code
         name, fast = args.actor.model_name_or_path, not args.data.disable_fast_tokenizer
-        trusted = self.plan.options.trust_remote_code
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                name, trust_remote_code=trusted, use_fast=fast
-            )
-        except (OSError, ValueError) as error:
-            got = f"the tokenizer of {name!r} cannot be loaded: {str(error).splitlines()[0]}"
-            raise ConfigurationError(Problem("models.tokenizer", where, got)) from error
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trusted)
-        rows = config.get_text_config().vocab_size
-        if len(tokenizer) > rows:
-            got = f"its tokenizer has {len(tokenizer)} tokens, and its model {rows}"
-            fix = "put the model's own tokenizer into its folder, or enlarge its embedding"
-            raise ConfigurationError(Problem("models.vocabulary", where, got, fix=fix))
+        tokenizer = load_tokenizer(name, at(policy=policy.name), trusted, fast)
         tokenizer.padding_side = "left"
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         return ChatFormat(tokenizer, policy.name, (), policy.template, self.day, ends(name))
+
+
+def load_tokenizer(model: str, where: Where, trusted: bool, fast: bool) -> PreTrainedTokenizerBase:
+    """Returns a model's tokenizer.
+
+    Args:
+        where: Of the model, for messages.
+        trusted: Whether code of its own may run.
+        fast: Whether it is to be one of the library `tokenizers`.
+
+    Raises:
+        ConfigurationError: It cannot be loaded, or is that of another model.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trusted, use_fast=fast)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trusted)
+    except Exception as error:  # transformers and tokenizers raise what they like at damaged files
+        got = f"the tokenizer of {model!r} cannot be loaded: {first_line(error)}"
+        raise ConfigurationError(Problem("models.tokenizer", where, got)) from error
+    rows = config.get_text_config().vocab_size
+    if len(tokenizer) > rows:
+        got = f"its tokenizer has {len(tokenizer)} tokens, and its model {rows}"
+        fix = "put the model's own tokenizer into its folder, or enlarge its embedding"
+        raise ConfigurationError(Problem("models.vocabulary", where, got, fix=fix))
+    loaded: PreTrainedTokenizerBase = tokenizer
+    return loaded
 
 
 def ends(model: str) -> list[int]:

@@ -37,7 +37,7 @@ from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
 
 FENCE = re.compile(r"```sql[^\S\n]*\n(.*?)```", re.DOTALL)
-"""A query is a fenced block marked as SQL."""
+"""A query is a fenced block marked as SQL, with its line of parameters."""
 ALLOWED = {
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
@@ -95,11 +95,6 @@ BROKEN = {
 """Errors that no query is to blame for."""
 
 
-def find_queries(text: str) -> list[str]:
-    """Returns all fenced queries in an answer, each with its line of parameters."""
-    return FENCE.findall(text)
-
-
 def sql_tool(
     config: SqlToolConfig, database: Path | Callable[[ToolCall], Path], name: str = "sql"
 ) -> Tool:
@@ -121,7 +116,7 @@ def sql_tool(
     async def run(call: ToolCall) -> ToolResult:
         return await asyncio.get_running_loop().run_in_executor(threads, answered, call)
 
-    return Tool(name, run, find_queries, calls_per_answer=config.calls_per_answer)
+    return Tool(name, run, FENCE.findall, calls_per_answer=config.calls_per_answer)
 
 
 @dataclass(frozen=True)
