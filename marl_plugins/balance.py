@@ -18,12 +18,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from marl_plugins import Problem, StepPart, at, at_least, engine_differences, hookimpl
-
-if TYPE_CHECKING:
-    from marl_plugins import Engine, Engines, Run, Step
+from marl_plugins import (
+    Engine,
+    Engines,
+    Problem,
+    Run,
+    Step,
+    StepPart,
+    at,
+    at_least,
+    engine_differences,
+    hookimpl,
+)
 
 Move = tuple["Engine", "Engines", "Engines"]
 """An engine, where it is, and where it goes."""

@@ -82,8 +82,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 def marl_batch(
     tasks: Sequence[Task], run: Run, step: int, all_tasks: Sequence[Task]
 ) -> Sequence[Task]:
-    rate, floor, draw = run.state(Successes).rate, run.args.curriculum.floor, random.Random()
-    draw.seed(derive_seed(run.args.train.seed, "curriculum", step))
+    rate, floor = run.state(Successes).rate, run.args.curriculum.floor
+    draw = random.Random(derive_seed(run.args.train.seed, "curriculum", step))
     keys = [-math.log(1.0 - draw.random()) / weight(rate(task.id), floor) for task in all_tasks]
     return [all_tasks[n] for n in sorted(range(len(keys)), key=keys.__getitem__)[: len(tasks)]]
 

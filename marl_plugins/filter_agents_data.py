@@ -16,12 +16,8 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from marl_plugins import Row, at_least, derive_seed, hookimpl
-
-if TYPE_CHECKING:
-    from marl_plugins import Run
+from marl_plugins import Row, Run, at_least, derive_seed, hookimpl
 
 
 @hookimpl

@@ -22,12 +22,20 @@ import hashlib
 import re
 from collections.abc import Awaitable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-from marl_plugins import Problem, Run, RunEnded, at, at_least, derive_seed, hookimpl, replace_bytes
-
-if TYPE_CHECKING:
-    from marl_plugins import Follower, PolicyProcesses
+from marl_plugins import (
+    Follower,
+    PolicyProcesses,
+    Problem,
+    Run,
+    RunEnded,
+    at,
+    at_least,
+    derive_seed,
+    hookimpl,
+    replace_bytes,
+)
 
 
 class Pool:

@@ -400,7 +400,7 @@ def test_servers_that_cannot_be_had_are_reported_together():
     ],
 )
 def test_a_plan_finds_what_is_wrong_without_starting_anything(config, problem, tmp_path):
-    (found,) = map(str, check_mcp(MCPConfig(mine=MCPServerConfig(**config)), tmp_path))
+    (found,) = map(str, check_mcp({"mine": MCPServerConfig(**config)}, tmp_path))
     assert found.startswith(f"tools.mcp.mine{problem}")
     assert "secret" not in re.sub("a secret|holds a secret", "", found)
 

@@ -34,7 +34,7 @@ class Residual:
     outcome: str
     value: float
     left: float
-    notes: tuple[tuple[str, str], ...] = ()
+    notes: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,9 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING
 
-from marl_plugins import Run, StepPart, Trajectory
+from marl_plugins import PreparedRows, Row, Run, StepPart, Trajectory
 from marl_plugins.swarm.peers import Swarm, member_of, members_of
-
-if TYPE_CHECKING:
-    from marl_plugins import PreparedRows, Row
 
 CAPABILITY_ROUNDS = 5
 LEAST_RATIO, MOST_RATIO = 0.1, 10.0

@@ -27,7 +27,7 @@ class Journal:
         learner: The member of a population whose journal it is; empty: the run's.
     """
 
-    def __init__(self, folder: Path, run: str, learner: str = ""):
+    def __init__(self, folder: Path, run: str, learner: str):
         self.folder = folder / "swarm"
         self.run = run
         self.learner = learner

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pydantic
 
+from marl_plugins.core.run import Run
 from marl_plugins.core.section import Section
-
-if TYPE_CHECKING:
-    from marl_plugins.core.run import Run
-    from marl_plugins.core.workflow import Workflow
+from marl_plugins.core.workflow import Workflow
 
 SILENT = {
     "OPENAI_AGENTS_DISABLE_TRACING": "1",

@@ -84,13 +84,15 @@ class AgentEndpoint:
 
     Args:
         listener: On which it listens; None: on a free port of loopback.
+        places: Of programs at it.
 
     Attributes:
         base_url: Its address, as clients take it.
     """
 
-    def __init__(self, listener: socket.socket | None = None) -> None:
+    def __init__(self, listener: socket.socket | None = None, places: int = 1) -> None:
         self.base_url = ""
+        self.places = asyncio.Semaphore(places)
         self._listener = listener
         self._sessions: dict[str, EndpointSession] = {}
 

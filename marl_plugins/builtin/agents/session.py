@@ -50,9 +50,9 @@ class EndpointAnswer:
 
     action: Action
     message: Message
-    stopped_by: str | None = None
+    stopped_by: str | None
     """The request's stop string before which the message ends; the action's ids have it."""
-    tokens: tuple[str, ...] = ()
+    tokens: tuple[str, ...]
     """The text of each sampled token, where the request wants their log-probs."""
 
     @property

@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.builtin.agents.per_loop import PerLoop
 from marl_plugins.builtin.agents.programs import AgentProgram, AgentProgramResult, find_program
 from marl_plugins.builtin.agents.section import AgentConfig
 from marl_plugins.builtin.agents.server import AgentEndpoint
@@ -53,16 +53,34 @@ class AgentWorkflow(WorkflowFile):
         self.files = [file for file in config.files().values() if (folder / file).is_file()]
         self.place = str(folder / config.file) if config.file else " ".join(config.command)
         self.program = AgentProgram(config, folder)
-        self._endpoints = PerLoop(self._endpoint)
+        self._open: dict[
+            asyncio.AbstractEventLoop, tuple[AsyncExitStack, asyncio.Future[AgentEndpoint]]
+        ] = {}
+        """The endpoint of each event loop that programs use."""
+        self._users: Counter[asyncio.AbstractEventLoop] = Counter()
         self.ignored: set[str] = set()
         """What requests have said of sampling."""
         self._formats = SentToolFormats()
 
     @asynccontextmanager
-    async def _endpoint(self) -> AsyncIterator[tuple[AgentEndpoint, asyncio.Semaphore]]:
-        """Provides an event loop's endpoint, and the places of programs at it."""
-        async with AgentEndpoint(self.program.listener()).running() as endpoint:
-            yield endpoint, asyncio.Semaphore(self.config.concurrency)
+    async def _endpoint(self) -> AsyncIterator[AgentEndpoint]:
+        """Provides the event loop's endpoint, which is open for as long as anybody uses it."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._open:
+            endpoint = AgentEndpoint(self.program.listener(), self.config.concurrency)
+            stack = AsyncExitStack()
+            opening = asyncio.create_task(stack.enter_async_context(endpoint.running()))
+            self._open[loop] = stack, opening
+        stack, opened = self._open[loop]
+        self._users[loop] += 1
+        try:
+            yield await asyncio.shield(opened)
+        finally:
+            self._users[loop] -= 1
+            if not self._users[loop]:
+                del self._open[loop], self._users[loop]
+                await end([opened])
+                await stack.aclose()
 
     async def __call__(self, task: Task, roles: Roles, tools: Tools) -> str | Action:
         """Returns the program's answer: an action, where it is what a role has said.
@@ -75,7 +93,7 @@ class AgentWorkflow(WorkflowFile):
             RecipeError: It ends without an answer in a rehearsal.
         """
         calls, config = calls_of(roles), self.config
-        async with self._endpoints.used() as (endpoint, place), in_turn(place):
+        async with self._endpoint() as endpoint, in_turn(endpoint.places):
             session = EndpointSession(
                 calls, self._formats, config.derive, self.place, config.rewards
             )

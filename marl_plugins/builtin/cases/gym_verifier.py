@@ -17,17 +17,22 @@ from typing import Any
 SCORE = "score"
 """The file that the score is left in."""
 FORMULA = (
-    *(ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List),
-    *(
-        ast.BinOp,
-        ast.UnaryOp,
-        ast.BoolOp,
-        ast.Compare,
-        ast.operator,
-        ast.unaryop,
-        ast.boolop,
-        ast.cmpop,
-    ),
+    ast.Expression,
+    ast.Call,
+    ast.keyword,
+    ast.Name,
+    ast.Load,
+    ast.Constant,
+    ast.Tuple,
+    ast.List,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.operator,
+    ast.unaryop,
+    ast.boolop,
+    ast.cmpop,
 )
 """The Python that sympy makes of a formula consists of these."""
 PLAIN_FUNCTIONS = ("sqrt", "cbrt", "root", "abs")

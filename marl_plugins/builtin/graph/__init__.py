@@ -16,13 +16,9 @@ workflow.py     the callable that a Python workflow is          explorer.py, pic
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from marl_plugins import hookimpl
-
-if TYPE_CHECKING:
-    from marl_plugins.core.run import Run
-    from marl_plugins.core.workflow import Workflow
+from marl_plugins.core.run import Run
+from marl_plugins.core.workflow import Workflow
 
 
 class WorkflowCache(dict[tuple[str, ...], "Workflow"]):

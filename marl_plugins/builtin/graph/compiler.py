@@ -99,23 +99,21 @@ class Compiler:
         """Returns a node; None where it has problems."""
         spot, spec = level.spot.below("nodes", name), level.specs[name]
         level.check_name(name, spot)
-        kinds = [kind for kind in grammar.KINDS if kind in spec]
+        kinds = [kind for kind in KINDS if kind in spec]
         if len(kinds) != 1:
             got = f"{' and '.join(kinds) or 'none of them'} in node {name!r}"
             fix = "make two nodes of it" if kinds else ""
-            expected = f"exactly one of {', '.join(grammar.KINDS)}"
+            expected = f"exactly one of {', '.join(KINDS)}"
             self.problems.append(Problem("graph.kind", spot.where, got, expected, fix))
             return None
         if isinstance(spec.get("read"), str):
             spec = {**spec, "read": {"as": spec["read"]}}
-        config = validated(
-            grammar.KINDS[kinds[0]], spec, spot.key, level.source.origins, self.problems
-        )
+        form, kind, parts_of = KINDS[kinds[0]]
+        config = validated(form, spec, spot.key, level.source.origins, self.problems)
         if config is None:
             return None
         draft = Draft(name, spot, level)
         shared = self.shared(config, draft)
-        kind, parts_of = MAKERS[kinds[0]]
         own = parts_of(self, config, draft)
         order = {other: number for number, other in enumerate(level.specs)}
         otherwise = shared["otherwise"]
@@ -372,13 +370,14 @@ def graph_parts(compiler: Compiler, config: grammar.GraphNode, draft: Draft) -> 
     return {"fields": fields, "body": body, "outer": (TASK, TRAINING, ROUND)}
 
 
-MAKERS: Mapping[str, tuple[type[Node], Callable[..., Own | None]]] = {
-    "role": (nodes.RoleCallNode, role_parts),
-    "tool": (nodes.ToolNode, tool_parts),
-    "let": (nodes.LetNode, let_parts),
-    "map": (nodes.MapNode, map_parts),
-    "loop": (nodes.LoopNode, loop_parts),
-    "graph": (nodes.GraphCallNode, graph_parts),
-    "fail": (nodes.FailNode, fail_parts),
+KINDS: Mapping[str, tuple[type[grammar.NodeConfig], type[Node], Callable[..., Own | None]]] = {
+    "role": (grammar.RoleNode, nodes.RoleCallNode, role_parts),
+    "tool": (grammar.ToolSpec, nodes.ToolNode, tool_parts),
+    "let": (grammar.LetSpec, nodes.LetNode, let_parts),
+    "map": (grammar.MapSpec, nodes.MapNode, map_parts),
+    "loop": (grammar.LoopSpec, nodes.LoopNode, loop_parts),
+    "graph": (grammar.GraphNode, nodes.GraphCallNode, graph_parts),
+    "fail": (grammar.FailSpec, nodes.FailNode, fail_parts),
 }
-"""By kind, the node, and what reads its keys; None where they have problems."""
+"""The kinds of nodes, by the key that makes a node one: its keys, the node, and what reads the
+keys; None where they have problems."""

@@ -37,18 +37,18 @@ Decide = Callable[[Expression, Scope], bool]
 """Decides conditions in place of the graph, for the rehearsal."""
 
 
+def holds(condition: Expression, scope: Scope) -> bool:
+    """Returns whether a condition holds."""
+    return bool(condition.value(scope))
+
+
 class Runner:
     """Runs the graphs of one trajectory."""
 
     def __init__(self, calls: RoleCalls, tools: Tools, decide: Decide | None = None):
         self.calls = calls
         self.tools = tools
-        self._decide = decide
-
-    def holds(self, condition: Expression, scope: Scope) -> bool:
-        if self._decide is not None:
-            return self._decide(condition, scope)
-        return bool(condition.value(scope))
+        self.holds = decide or holds
 
     async def execute(self, graph: Graph, outer: Scope, base: Sources) -> Inner:
         """Runs a graph on what it sees from outside; its results by name.

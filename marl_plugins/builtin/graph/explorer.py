@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from marl_plugins.builtin.graph.executor import Decide
+from marl_plugins.builtin.graph.executor import Decide, holds
 from marl_plugins.builtin.graph.expressions import Expression, Scope
 from marl_plugins.builtin.graph.nodes import BodyNode, Graph, LoopNode, Node, RoleCallNode, ToolNode
 from marl_plugins.core.workflow import Workflow
@@ -80,7 +80,7 @@ class GraphExplorer(Explorer):
         def decide(condition: Expression, scope: Scope) -> bool:
             if forced and condition in forced:
                 return forced[condition]
-            held = bool(condition.value(scope))
+            held = holds(condition, scope)
             self.met.setdefault(condition, set()).add(held)
             return held
 

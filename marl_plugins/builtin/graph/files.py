@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,7 +52,7 @@ class GraphSource:
 
     name: str
     origins: Origins
-    graphs: Mapping[str, Any] = field(default_factory=dict)
+    graphs: Mapping[str, Any]
 
 
 Found = tuple[GraphSource, GraphConfig, Spot]

@@ -219,15 +219,3 @@ class FailSpec(NodeConfig):
 
     fail: Value
     """Why, for people."""
-
-
-KINDS: dict[str, type[NodeConfig]] = {
-    "role": RoleNode,
-    "tool": ToolSpec,
-    "let": LetSpec,
-    "map": MapSpec,
-    "loop": LoopSpec,
-    "graph": GraphNode,
-    "fail": FailSpec,
-}
-"""The kinds of nodes, by the key that makes a node one."""

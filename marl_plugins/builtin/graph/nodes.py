@@ -8,8 +8,8 @@ a graph depends on all that is named in it, because it does not begin before tha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from marl_plugins.builtin.graph.cases import AROUND, NodeCase
@@ -42,9 +42,8 @@ class Execution(Protocol):
 
     calls: RoleCalls
     tools: Tools
-
-    def holds(self, condition: Expression, scope: Scope) -> bool:
-        """Returns whether a condition holds."""
+    holds: Callable[[Expression, Scope], bool]
+    """Whether a condition holds."""
 
     def execute(
         self, graph: Graph, outer: Scope, base: Sources
@@ -93,17 +92,17 @@ class Node(ABC):
     address: str
     place: str
     index: int
-    reads: tuple[str, ...] = ()
-    firsts: tuple[tuple[str, ...], ...] = ()
-    hard: tuple[str, ...] = ()
-    waits: tuple[int, ...] = ()
-    when: Expression | None = None
-    once: Expression | None = None
-    otherwise: Expression | None = None
-    retry: Retry | None = None
-    cost: Mapping[str, float] = field(default_factory=dict)
-    priority: float = 0.0
-    counts: bool = False
+    reads: tuple[str, ...]
+    firsts: tuple[tuple[str, ...], ...]
+    hard: tuple[str, ...]
+    waits: tuple[int, ...]
+    when: Expression | None
+    once: Expression | None
+    otherwise: Expression | None
+    retry: Retry | None
+    cost: Mapping[str, float]
+    priority: float
+    counts: bool
 
     @abstractmethod
     async def perform(
@@ -117,8 +116,8 @@ class RoleCallNode(Node):
     role: str
     fields: Mapping[str, Expression]
     reading: ReadForm
-    continues: Expression | None = None
-    case: NodeCase | None = None
+    continues: Expression | None
+    case: NodeCase | None
 
     async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
         fields = {
@@ -216,7 +215,7 @@ class BodyNode(Node):
     """
 
     body: Graph
-    outer: tuple[str, ...] = ()
+    outer: tuple[str, ...]
 
     def seen(self, scope: Scope) -> dict[str, Any]:
         """Returns what the graph sees from outside."""
@@ -268,10 +267,7 @@ class LoopNode(BodyNode):
         self, execution: Execution, scope: Scope, sources: Sources
     ) -> Result | Absence:
         seen, base, decided = self.seen(scope), sources, Sources()
-        carried: dict[str, Result | Absence] = {
-            name: result_of(value, scope, sources_of(value, scope))
-            for name, value in self.start.items()
-        }
+        carried = results_of(self.start, scope)
         turn, over = 0, False
         while True:
             around = (*scope.get(AROUND, ()), (self.address, ROUND, turn))
@@ -290,10 +286,7 @@ class LoopNode(BodyNode):
                 break
             if self.body.failing:
                 base = union((base, self.body.spared(inner)))
-            carried |= {
-                name: result_of(value, inner, sources_of(value, inner))
-                for name, value in self.following.items()
-            }
+            carried |= results_of(self.following, inner)
         result = self.body.given(inner)
         known = self.body.gives_own or (
             over and self.until is not None and self.body.owns(self.until)
@@ -309,11 +302,8 @@ class GraphCallNode(BodyNode):
     async def perform(
         self, execution: Execution, scope: Scope, sources: Sources
     ) -> Result | Absence:
-        inputs = {
-            name: result_of(value, scope, sources_of(value, scope))
-            for name, value in self.fields.items()
-        }
-        inner = await execution.execute(self.body, {**self.seen(scope), **inputs}, sources)
+        outer = {**self.seen(scope), **results_of(self.fields, scope)}
+        inner = await execution.execute(self.body, outer, sources)
         result = self.body.given(inner)
         all_of = result.sources if self.body.gives_own else union((result.sources, sources))
         return result.of(all_of)
@@ -325,6 +315,14 @@ def result_of(expression: Expression, scope: Scope, sources: Sources) -> Result 
         return Absence(sources)
     value = expression(scope)
     return value.of(sources) if isinstance(value, Result) else Result(value, sources=sources)
+
+
+def results_of(expressions: Mapping[str, Expression], scope: Scope) -> dict[str, Result | Absence]:
+    """Returns what each of some expressions comes to, with its own sources."""
+    return {
+        name: result_of(expression, scope, sources_of(expression, scope))
+        for name, expression in expressions.items()
+    }
 
 
 def sources_of(expression: Expression, scope: Scope) -> Sources:
@@ -355,9 +353,9 @@ class Graph:
 
     nodes: list[Node]
     give: Expression
-    budget: Mapping[str, float] = field(default_factory=dict)
-    stop: Expression | None = None
-    choose: Choice | None = None
+    budget: Mapping[str, float]
+    stop: Expression | None
+    choose: Choice | None
 
     def __post_init__(self) -> None:
         self.index = {node.name: node.index for node in self.nodes}

@@ -49,7 +49,7 @@ class ReadForm:
         most: Maximum length of a list or text that was read.
     """
 
-    form: str = "raw"
+    form: str
     name: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
     default: Expression | None = None

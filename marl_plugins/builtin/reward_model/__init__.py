@@ -24,20 +24,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Awaitable, Generator
-from typing import TYPE_CHECKING
+from typing import cast
 
 from marl_plugins import applies_if, hookimpl
 from marl_plugins.builtin.reward_model.backend import BesideRewardModel, ScorerConnection
 from marl_plugins.builtin.reward_model.checks import FLAG, check_model
 from marl_plugins.builtin.reward_model.scale import Scale
 from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.process_backend import ProcessBackend
+from marl_plugins.core.run import Run
+from marl_plugins.core.scoring import Outcome, Seen
 from marl_plugins.core.steps import Step, StepPart
-
-if TYPE_CHECKING:
-    from marl_plugins.core.process_backend import ProcessBackend
-    from marl_plugins.core.run import Run
-    from marl_plugins.core.scoring import Outcome, Seen
-    from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.core.trajectory import Action, Trajectory
 
 ROLES = "reward_model.roles"
 SIZES = ("reward.num_nodes", "reward.num_gpus_per_node")
@@ -111,7 +109,7 @@ def marl_describe(run: Run) -> dict[str, str]:
 @hookimpl(wrapper=True)
 def marl_processes(run: Run) -> Generator[None, ProcessBackend, ProcessBackend]:
     backend = yield
-    return BesideRewardModel(backend) if is_enabled(run) else backend
+    return cast("ProcessBackend", BesideRewardModel(backend)) if is_enabled(run) else backend
 
 
 @hookimpl(tryfirst=True)

@@ -7,10 +7,10 @@ of the file has its name. A head that is not there would be a random one, withou
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.run import Run
 from marl_plugins.engine.plan.models import (
     missing_model,
     positions_of,
@@ -19,9 +19,6 @@ from marl_plugins.engine.plan.models import (
     tokenizer_problems,
     weight_problems,
 )
-
-if TYPE_CHECKING:
-    from marl_plugins.core.run import Run
 
 FLAG = "reward.model_name_or_path"
 

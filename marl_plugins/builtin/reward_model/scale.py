@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from marl_plugins.core.run import Run
+from marl_plugins.core.run import Run
 
 
 @dataclass(frozen=True)

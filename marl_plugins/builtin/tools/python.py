@@ -14,30 +14,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pydantic
 
 from marl_plugins import hookimpl
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.findings import check_extra
+from marl_plugins.core.findings import Finding, check_extra
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.run import note_user, tool_users
+from marl_plugins.core.run import Run, note_user, tool_users
 from marl_plugins.core.section import Section
 from marl_plugins.core.tools import Tool, ToolCall, function_of_text
 from marl_plugins.core.trajectory import Task, ToolResult
 from marl_plugins.core.workspace import Workspace
 from marl_plugins.sandbox import Limits, OnDemandSandbox, Program, Sandbox
 from marl_plugins.sandbox.section import SandboxConfig
-
-if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
-
-    from marl_plugins.core.findings import Finding
-    from marl_plugins.core.run import Run
 
 FENCE = re.compile(r"```(?:python|py)[^\S\n]*\n(.*?)```", re.DOTALL)
 """A program is a fenced block marked as Python."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from string import Template
 
-from marl_plugins.builtin.tools.mcp.section import MCPConfig, MCPServerConfig
+from marl_plugins.builtin.tools.mcp.section import MCPServerConfig
 from marl_plugins.core.findings import missing_extra
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.addresses import wrong_address, wrong_variables
@@ -16,14 +16,14 @@ from marl_plugins.core.redaction import SECRET_FIELD
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def check_mcp(config: MCPConfig, folder: Path) -> list[Problem]:
+def check_mcp(servers: Mapping[str, MCPServerConfig], folder: Path) -> list[Problem]:
     """Returns what is wrong with `tools: mcp:`; what the servers offer shows when a run starts.
 
     Args:
         folder: The recipe's.
     """
     problems = missing_extra("mcp", "mcp", at(key="tools.mcp"))
-    for name, server in config.servers.items():
+    for name, server in servers.items():
         problems += _problems(name, server, folder)
     return problems
 

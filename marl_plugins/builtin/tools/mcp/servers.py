@@ -330,7 +330,8 @@ class MCPSession:
             raise self._failure(
                 f"{name}: {late if error.error.code == REQUEST_TIMEOUT else error}"
             ) from error
-        except _broken() as error:
+        # a broken connection or protocol; a result that does not fit its schema
+        except Exception as error:
             await self._end_unless_alive(client)
             raise self._failure(f"{name}: {type(error).__name__}: {error}") from error
         return not result.is_error, _text_of(result)
@@ -338,13 +339,10 @@ class MCPSession:
     async def _end_unless_alive(self, client: Client) -> None:
         """Gives the session up where the server answers nothing any more, so that the next call
         opens a new one."""
-        from marl_plugins.builtin.tools.mcp.sdk import MCPError
-
-        gone: tuple[type[Exception], ...] = (TimeoutError, MCPError, *_broken())
         try:
             async with asyncio.timeout(ALIVE_SECONDS):
                 leave_unchecked((await client.list_tools(cache_mode="bypass")).tools)
-        except gone:
+        except Exception:
             self._leave.set()
 
     async def close(self) -> None:
@@ -363,32 +361,14 @@ class MCPSession:
 
     def _why(self) -> str:
         """Returns why the session has ended."""
-        if not self._owner.done() or self._owner.cancelled():
+        failed = self._owner.done() and not self._owner.cancelled()
+        if not failed or (error := self._owner.exception()) is None:
             return "its connection has ended"
-        if (error := self._owner.exception()) is None:
-            return "its connection was closed"
         if isinstance(error, TimeoutError):
             return f"not connected within {STARTING_SECONDS:g} s"
         return ", ".join(
             dict.fromkeys(str(leaf) or type(leaf).__name__ for leaf in leaves_of(error))
         )
-
-
-def _broken() -> tuple[type[Exception], ...]:
-    """Returns what the SDK raises where a connection or the protocol is broken; RuntimeError where
-    a result does not fit its schema."""
-    import anyio
-    from pydantic import ValidationError
-
-    from marl_plugins.builtin.tools.mcp.sdk import http
-
-    return (
-        anyio.ClosedResourceError,
-        anyio.BrokenResourceError,
-        http.HTTPError,
-        ValidationError,
-        RuntimeError,
-    )
 
 
 async def _listed(client: Client) -> list[Function]:

@@ -8,27 +8,22 @@ tools:
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
 from marl_plugins.asking.flags import address_problems
+from marl_plugins.builtin.tools.search.dense import Embed
 from marl_plugins.builtin.tools.search.section import SearchToolConfig
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.findings import check_extra, missing_extra
+from marl_plugins.core.findings import Finding, check_extra, missing_extra
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.options import recipe_file
 from marl_plugins.core.problems import Problem, at
-
-if TYPE_CHECKING:
-    import argparse
-
-    from marl_plugins.builtin.tools.search.dense import Embed
-    from marl_plugins.core.findings import Finding
-    from marl_plugins.core.run import Run
-    from marl_plugins.core.section import Section
-    from marl_plugins.core.tools import Tool
+from marl_plugins.core.run import Run
+from marl_plugins.core.section import Section
+from marl_plugins.core.tools import Tool
 
 PLANNED_DOCUMENTS = 20_000
 """Documents that a plan reads; the others are checked when the run starts."""

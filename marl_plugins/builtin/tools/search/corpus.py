@@ -51,7 +51,7 @@ class Document:
         )
 
 
-def read_corpus(path: Path, part: str = "all", limit: int | None = None) -> list[Document]:
+def read_corpus(path: Path, part: str, limit: int | None = None) -> list[Document]:
     """Returns the documents of a corpus, in its order.
 
     Args:

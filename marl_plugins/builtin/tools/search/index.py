@@ -45,7 +45,7 @@ class SearchIndex:
         part: What of the documents is indexed: `title`, `text` or `all`.
     """
 
-    def __init__(self, documents: Sequence[Document], part: str = "all"):
+    def __init__(self, documents: Sequence[Document], part: str):
         import bm25s
 
         self.documents = documents

@@ -6,16 +6,12 @@ tools:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from marl_plugins import hookimpl
 from marl_plugins.builtin.tools.sql.section import SqlToolConfig
-
-if TYPE_CHECKING:
-    from marl_plugins.core.problems import Problem
-    from marl_plugins.core.run import Run
-    from marl_plugins.core.section import Section
-    from marl_plugins.core.tools import Tool
+from marl_plugins.core.problems import Problem
+from marl_plugins.core.run import Run
+from marl_plugins.core.section import Section
+from marl_plugins.core.tools import Tool
 
 
 @hookimpl
