@@ -102,33 +102,26 @@ def temperature(word: str) -> float:
     return value
 
 
-def factors(word: str) -> tuple[float, float]:
-    """Returns the factors of cooperation and competition at the start of a preset, or those of a
-    pair of numbers, `0.5,0.25`."""
-    if word in PRESETS:
-        return PRESETS[word]
-    numbers = word.split(",")
-    if len(numbers) != 2:
-        raise argparse.ArgumentTypeError(
-            f"{word!r}: expected {', '.join(PRESETS)}, or factors of cooperation and competition "
-            "as in 0.5,0.25"
-        )
-    cooperation, competition = map(between(0, 1), numbers)
-    return cooperation, competition
-
-
 class Preset(str):
-    """A preset in the user's words; other plugins read its factors here."""
+    """A preset in the user's words; other plugins read its factors here.
 
-    @property
-    def factors(self) -> tuple[float, float]:
-        return factors(self)
+    Attributes:
+        factors: Of cooperation and competition at the start: of a preset, or those of a pair of
+            numbers, `0.5,0.25`.
+    """
 
+    factors: tuple[float, float]
 
-def preset(word: str) -> Preset:
-    """Parses `--cooperation.preset`."""
-    factors(word)
-    return Preset(word)
+    def __new__(cls, word: str) -> Preset:
+        preset, numbers = super().__new__(cls, word), word.split(",")
+        if word not in PRESETS and len(numbers) != 2:
+            raise argparse.ArgumentTypeError(
+                f"{word!r}: expected {', '.join(PRESETS)}, or factors of cooperation and "
+                "competition as in 0.5,0.25"
+            )
+        cooperation, competition = PRESETS.get(word) or map(between(0, 1), numbers)
+        preset.factors = cooperation, competition
+        return preset
 
 
 @hookimpl
@@ -158,7 +151,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "competition as in 0.5,0.25: sets --cooperation.factor, .tau and --competence.eta, and "
         "Adaptive-OM also .adapt and .bounds"
     )
-    add("--cooperation.preset", type=preset, metavar="NAME", help=methods)
+    add("--cooperation.preset", type=Preset, metavar="NAME", help=methods)
     adapt = (
         "rate at which tau follows the regret of steps (1 - mean outcome): "
         "tau = tau * exp(-rate * relative change of the regret); 0: tau stays"
@@ -212,7 +205,7 @@ def check_preset(run: Run) -> Iterator[Problem]:
         got = f"{preset}: it sets --{' and --'.join(both)}, which are given too"
         fix = "remove one of them"
         yield Problem("cooperation.preset", where, got, fix=fix, flags=tuple(both))
-    if factors(preset)[1] and not hasattr(run.args, "competence"):
+    if preset.factors[1] and not hasattr(run.args, "competence"):
         got = f"{preset}: its competition is marl_plugins.competence, which is not here"
         fix = "add --plugin marl_plugins.competence"
         yield Problem("cooperation.preset", where, got, fix=fix)
@@ -223,7 +216,7 @@ def rule_of(run: Run) -> Rule:
     options = run.args.cooperation
     if not options.preset:
         return Rule(options.factor, options.tau, options.adapt, *options.bounds)
-    factor, competition = factors(options.preset)
+    factor, competition = options.preset.factors
     tau = 1 / competition if competition else math.inf
     if options.preset == ADAPTIVE:
         return Rule(factor, tau, 1.0, *ADAPTIVE_BOUNDS, tied=True)

@@ -93,26 +93,23 @@ def check_limits(run: Run) -> Iterator[Problem]:
             "mean_group.no_effect", SCALES, got, fix="scale the reward", severity="warning"
         )
     penalties = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
+    used_by = grouped & run.policy_args.keys()
     used = [
         f
         for f in penalties
-        for name in sorted(grouped & run.policy_args.keys())
-        if attrgetter(f)(run.policy_args[name]) is not None
+        if any(attrgetter(f)(run.policy_args[name]) is not None for name in used_by)
     ]
     if used:
         got = (
             "max_tokens: answers are cut at less than the limit of the recipe, with which their "
             "penalty compares them"
         )
-        fix = (
-            f"leave out {' and '.join(f'--{flag}' for flag in dict.fromkeys(used))}, or scale "
-            "the reward"
-        )
+        fix = f"leave out {' and '.join(f'--{flag}' for flag in used)}, or scale the reward"
         yield Problem(
             "mean_group.penalty",
             SCALES,
             got,
             fix=fix,
             severity="warning",
-            flags=tuple(dict.fromkeys(used)),
+            flags=tuple(used),
         )

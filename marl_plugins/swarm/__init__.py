@@ -28,7 +28,7 @@ import argparse
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -175,47 +175,47 @@ def _main(words: Sequence[str]) -> int:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
+    return list(check_flags(run))
+
+
+def check_flags(run: Run) -> Iterator[Problem]:
+    """Yields what is wrong with the flags."""
     import fsspec
 
     from marl_plugins.swarm.store import wrong_peer
 
     options = run.args.swarm
     names = {peer_of(options.peer, member) for member in ("", *members_of(run))}
-    problems = wrong_peer(max(names, key=len), "swarm.peer")
+    yield from wrong_peer(max(names, key=len), "swarm.peer")
     if options.store is None:
         fix = "give --swarm.store the folder that the peers share"
-        problems.append(
-            Problem("swarm.store_missing", at(plugin=PLUGIN), "no store is named", fix=fix)
-        )
+        yield Problem("swarm.store_missing", at(plugin=PLUGIN), "no store is named", fix=fix)
     else:
         try:
             fsspec.core.url_to_fs(options.store)
         except (ValueError, ImportError) as error:
-            problems.append(
-                Problem("swarm.store", at(flag="swarm.store"), f"{options.store!r}: {error}")
-            )
+            yield Problem("swarm.store", at(flag="swarm.store"), f"{options.store!r}: {error}")
         if options.external and options.peer == UNNAMED and not options.store.startswith("memory:"):
             got = "the store is shared, and a run takes nothing in that has its own name"
             fix = "give each run a name of its own, the same at every start"
-            problems.append(Problem("swarm.unnamed", at(flag="swarm.peer"), got, fix=fix))
+            yield Problem("swarm.unnamed", at(flag="swarm.peer"), got, fix=fix)
     if 0 < options.keep < options.staleness:
         got = (
             f"{options.keep} is below --swarm.staleness {options.staleness}, so that peers like "
             "this one miss records"
         )
-        problems.append(Problem("swarm.keep", at(flag="swarm.keep"), got, severity="warning"))
+        yield Problem("swarm.keep", at(flag="swarm.keep"), got, severity="warning")
     if options.judge and not options.judge.startswith(("http://", "https://")):
         where = at(flag="swarm.judge")
-        problems.append(Problem("swarm.judge", where, repr(options.judge), "http://HOST:PORT"))
+        yield Problem("swarm.judge", where, repr(options.judge), "http://HOST:PORT")
     if options.trust == "generator" and not hasattr(run.tasks_module, "task_of"):
         fix = "write `task_of(id)`, which returns a Task or None, in the recipe's file of tasks"
         got = "the recipe cannot make a task from its id"
-        problems.append(Problem("swarm.no_generator", at(flag="swarm.trust"), got, fix=fix))
+        yield Problem("swarm.no_generator", at(flag="swarm.trust"), got, fix=fix)
     if options.weight == "capability" and run.estimator in AGAINST_SAMPLES:
         got = f"{run.estimator} compares the samples of a task again, which undoes the baseline"
         where, fix = at(flag=("swarm.weight", "algo.advantage.estimator")), "take reinforce"
-        problems.append(Problem("swarm.compared_again", where, got, fix=fix, severity="warning"))
-    return problems
+        yield Problem("swarm.compared_again", where, got, fix=fix, severity="warning")
 
 
 @hookimpl

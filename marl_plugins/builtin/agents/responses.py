@@ -15,6 +15,7 @@ from marl_plugins.builtin.agents.request_fields import Sent, SentRequest, inside
 from marl_plugins.builtin.agents.requests import (
     ChatRequest,
     Part,
+    SentFunction,
     as_chat,
     checked,
 )
@@ -33,13 +34,10 @@ class Item(Sent):
     output: str | list[Part] = ""
 
 
-class OfferedTool(Sent):
+class OfferedTool(SentFunction):
     """A tool that a program offers; others than functions are services of OpenAI's."""
 
     type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
 
 
 class ResponseRequest(SentRequest):

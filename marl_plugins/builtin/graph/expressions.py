@@ -186,7 +186,7 @@ class Expression:
         match node:
             case ast.Name(id=name):
                 if name.startswith("_"):
-                    self._refuse(node, "names that begin with _ are not read")
+                    raise self._refusal(node, "names that begin with _ are not read")
                 (self._soft if soft else self.hard).setdefault(name)
                 return node
             case ast.IfExp(test=test, body=body, orelse=other):
@@ -221,18 +221,18 @@ class Expression:
                 return node
             case ast.Name() | ast.IfExp() | ast.BoolOp() | ast.Call(func=ast.Name(id="first")):
                 if isinstance(node, ast.Call) and (not node.args or node.keywords):
-                    self._refuse(node, "first() takes names")
+                    raise self._refusal(node, "first() takes names")
                 return _call("plain", self._raw(node, soft))
             case ast.Attribute(value=of, attr=name):
                 if name.startswith("_"):
-                    self._refuse(node, "names that begin with _ are not read")
+                    raise self._refusal(node, "names that begin with _ are not read")
                 if isinstance(of, ast.Name):
                     self.attributes.setdefault((of.id, name))
                 return _call("attribute", self._raw(of, soft), ast.Constant(name))
             case ast.Subscript(value=ast.Name("task"), slice=index) if not isinstance(
                 index, ast.Slice
             ):
-                self._refuse(node, "write task.prompt, task.id or task.metadata.NAME")
+                raise self._refusal(node, "write task.prompt, task.id or task.metadata.NAME")
             case ast.Subscript(value=of, slice=ast.Slice(step=None) as bounds):
                 return ast.Subscript(self._value(of, soft), self._inside(bounds, soft), ast.Load())
             case ast.Tuple(elts=items):
@@ -260,21 +260,20 @@ class Expression:
                     return _call("ran", *(self._raw(value, True) for value in arguments))
                 return _call(name, *(self._value(value, soft) for value in arguments))
             case ast.Call(func=ast.Name(id=name)) if name not in FUNCTIONS:
-                self._refuse(
+                raise self._refusal(
                     node,
                     f"there is no function {name!r}",
                     meant(name, FUNCTIONS) or "see docs/graphs.md",
                 )
             case ast.Call(func=ast.Attribute()):
-                self._refuse(
+                raise self._refusal(
                     node, "methods are not called", f"functions are: {', '.join(sorted(FUNCTIONS))}"
                 )
-        self._refuse(
+        raise self._refusal(
             node,
             f"{ast.unparse(node)} is not part of an expression here",
             "a workflow in Python can do all else",
         )
-        raise AssertionError("unreachable")
 
     def _inside(self, node: ast.expr, soft: bool) -> ast.expr:
         """The same node, with the code of the values in it."""
@@ -293,12 +292,15 @@ class Expression:
                 try:
                     re.compile(pattern)
                 except re.error as error:
-                    self._refuse(node, f"{pattern!r} is no regular expression: {error}")
+                    got = f"{pattern!r} is no regular expression: {error}"
+                    raise self._refusal(node, got) from None
             case _:
-                self._refuse(node, "matches() takes a pattern that is written out, and a text")
+                raise self._refusal(
+                    node, "matches() takes a pattern that is written out, and a text"
+                )
 
-    def _refuse(self, node: ast.expr, got: str, fix: str = "") -> None:
-        raise BadExpression(f"{self.text!r}, column {node.col_offset + 1}: {got}", fix)
+    def _refusal(self, node: ast.expr, got: str, fix: str = "") -> BadExpression:
+        return BadExpression(f"{self.text!r}, column {node.col_offset + 1}: {got}", fix)
 
 
 def until_one_ran(names: Sequence[str], scope: Scope) -> Iterator[str]:

@@ -39,9 +39,7 @@ def about(node: Node) -> str:
             )
         case GraphCallNode():
             return "a graph"
-        case FailNode():
-            return "the agents have failed"
-    raise AssertionError(node)
+    return "the agents have failed"
 
 
 def outline(graph: Graph, depth: int = 0) -> list[str]:
