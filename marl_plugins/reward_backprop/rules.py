@@ -101,7 +101,8 @@ class Rules:
 
     def _ignored_instructions(self, action: Action, duties: str) -> Iterator[tuple[float, str]]:
         text = action.text
-        mine = _files_of(action)
+        results = [result for turn in action.conversation for result in turn.tool_results]
+        mine = {file for result in results for file in result.files}
         for sentence in TO_MAKE.findall(duties):
             for file in FILE.findall(sentence):
                 if file not in mine:
@@ -178,16 +179,6 @@ def _fixes(action: Action) -> bool:
         and bool(action.tool_results)
         and not _failed(action)
     )
-
-
-def _files_of(action: Action) -> set[str]:
-    """The files that an action and the turns before it have left."""
-    files: set[str] = set()
-    turn: Action | None = action
-    while turn is not None:
-        files.update(file for result in turn.tool_results for file in result.files)
-        turn = turn.before
-    return files
 
 
 def _holds_json(text: str) -> bool:

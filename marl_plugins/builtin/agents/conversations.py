@@ -72,9 +72,8 @@ class Conversations:
         )
         self._said.setdefault(action.role, set()).add(answer.text.strip())
         if beginning.before is not None:
-            first = action
-            while first.before is not None and first.before is not beginning.before:
-                first = first.before
+            turns = action.conversation
+            first = next(turn for turn in turns if turn.before is beginning.before)
             self._continued.setdefault(beginning.before.path, []).append(first)
 
     def branches(self) -> Iterator[Action]:

@@ -23,7 +23,7 @@ def derived_parents(new: str, answers: Mapping[Action, Sequence[str]]) -> list[A
     latest: dict[tuple[str, str], Action] = {}
     for action in sorted(answers, key=lambda action: (action.turn, path_order(action.path))):
         if any(stands_in(text, new) for text in answers[action]):
-            latest[_opened(action).path, action.text.strip()] = action
+            latest[action.conversation[0].path, action.text.strip()] = action
     return sorted(latest.values(), key=lambda action: path_order(action.path))
 
 
@@ -61,10 +61,3 @@ def _strings(value: object) -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from _strings(inner)
-
-
-def _opened(action: Action) -> Action:
-    """The first turn of an action's conversation."""
-    while action.before is not None:
-        action = action.before
-    return action
