@@ -176,19 +176,12 @@ class Compiler:
         }
 
     def body(
-        self,
-        config: grammar.GraphConfig,
-        draft: Draft,
-        key: str,
-        own: tuple[str, ...],
-        after: Callable[[Level], None] | None = None,
-    ) -> tuple[Graph | None, tuple[str, ...]]:
-        """Returns the graph in a node, and the names from outside that it sees, on which the node
-        depends therefore.
+        self, config: grammar.GraphConfig, draft: Draft, key: str, own: tuple[str, ...]
+    ) -> tuple[Graph | None, Level]:
+        """Returns the graph in a node, and what it may read.
 
         Args:
             own: Names that belong to it beside its nodes.
-            after: Reads expressions that are evaluated within it.
         """
         around, spot = draft.level, draft.spot.below(key)
         level = Level(
@@ -205,16 +198,16 @@ class Compiler:
         for name in own:
             if name not in (ROUND, INDEX):
                 level.check_name(name, spot)
-        graph = self.graph(config, level)
-        if after is not None:
-            after(level)
-        hard, softly = level.free
-        draft.needs(hard, softly)
-        return graph, (
-            *hard,
-            *softly,
-            *([ROUND] if around.in_loop and ROUND not in (*hard, *own) else []),
-        )
+        return self.graph(config, level), level
+
+
+def seen_by(level: Level, draft: Draft) -> tuple[str, ...]:
+    """Returns the names from outside that the graph in a node sees, on which the node depends
+    therefore."""
+    hard, softly = level.free
+    draft.needs(hard, softly)
+    rounds = draft.level.in_loop and ROUND not in (*hard, *level.own)
+    return (*hard, *softly, *([ROUND] if rounds else []))
 
 
 def circles(made: Sequence[Node], level: Level) -> list[Problem]:
@@ -289,9 +282,15 @@ def map_parts(compiler: Compiler, config: grammar.MapSpec, draft: Draft) -> Own:
     over = draft.expression(inner.over, "map", "over")
     if over is not None and inner.most is None:
         compiler.problems += unbounded(over, draft)
-    body, outer = compiler.body(inner, draft, "map", (inner.item, INDEX))
+    body, level = compiler.body(inner, draft, "map", (inner.item, INDEX))
 
-    return {"over": over, "item": inner.item, "most": inner.most, "body": body, "outer": outer}
+    return {
+        "over": over,
+        "item": inner.item,
+        "most": inner.most,
+        "body": body,
+        "outer": seen_by(level, draft),
+    }
 
 
 def unbounded(over: Expression, draft: Draft) -> list[Problem]:
@@ -314,8 +313,6 @@ def mapping(value: Any) -> dict[str, Any]:
 def loop_parts(compiler: Compiler, config: grammar.LoopSpec, draft: Draft) -> Own:
     inner, spot = config.loop, draft.spot.below("loop")
     start = draft.expressions(inner.start, "loop", "start")
-    until: Expression | None = None
-    following: dict[str, Expression] = {}
     for name in inner.next:
         if name not in inner.start:
             got, fix = f"`start` has no {name!r}", meant(name, inner.start)
@@ -323,17 +320,12 @@ def loop_parts(compiler: Compiler, config: grammar.LoopSpec, draft: Draft) -> Ow
                 Problem("graph.next", spot.below("next", name).where, got, fix=fix)
             )
 
-    def after(level: Level) -> None:
-        nonlocal until
-        until = level.expression(inner.until, spot.below("until"), draft.what("loop", "until"))
-        for name, value in inner.next.items():
-            expression = level.expression(
-                value, spot.below("next", name), draft.what("loop", "next", name)
-            )
-            if expression is not None:
-                following[name] = expression
-
-    body, outer = compiler.body(inner, draft, "loop", (*inner.start, ROUND), after)
+    body, level = compiler.body(inner, draft, "loop", (*inner.start, ROUND))
+    until = level.expression(inner.until, spot.below("until"), draft.what("loop", "until"))
+    following = {
+        name: level.expression(value, spot.below("next", name), draft.what("loop", "next", name))
+        for name, value in inner.next.items()
+    }
 
     return {
         "most": inner.most,
@@ -341,7 +333,7 @@ def loop_parts(compiler: Compiler, config: grammar.LoopSpec, draft: Draft) -> Ow
         "until": until,
         "following": following,
         "body": body,
-        "outer": outer,
+        "outer": seen_by(level, draft),
     }
 
 

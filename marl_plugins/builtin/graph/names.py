@@ -212,7 +212,6 @@ class Draft:
             ]
         return expression
 
-    def expressions(self, values: Mapping[str, Any], *key: str) -> dict[str, Expression]:
-        """Returns expressions by name; those with problems are left out."""
-        expressions = {name: self.expression(value, *key, name) for name, value in values.items()}
-        return {name: value for name, value in expressions.items() if value is not None}
+    def expressions(self, values: Mapping[str, Any], *key: str) -> dict[str, Expression | None]:
+        """Returns expressions by name."""
+        return {name: self.expression(value, *key, name) for name, value in values.items()}
