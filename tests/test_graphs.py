@@ -360,6 +360,20 @@ def test_a_budget_covers_nodes_of_higher_priority_first(tmp_path, priorities, ru
     assert "".join(sorted(parents)) == runs
 
 
+def test_a_last_try_counts_that_came_to_nothing(tmp_path):
+    """Both are to be tried again, of which the budget covers one."""
+    text = """
+        budget: {calls: 3}
+        nodes:
+          one: {let: "0", cost: {calls: 1}, retry: {most: 2, while: one == 0}}
+          two: {let: "0", cost: {calls: 1}, retry: {most: 2, while: two == 0}, otherwise: 7}
+          said: {role: a, with: {q: "[one, two]"}}
+        give: said
+    """
+    trajectory, _ = ran(tmp_path, text, says(a="x"))
+    assert trajectory.actions[0].messages[0][1].endswith("[0, 0]")
+
+
 @pytest.mark.parametrize(
     ("read", "over"),
     [
