@@ -17,7 +17,7 @@ from refusals import refused
 from simulated import CharacterChat
 
 from marl_plugins.builtin.tools.mcp.checks import check_mcp
-from marl_plugins.builtin.tools.mcp.section import MCPConfig, MCPServerConfig
+from marl_plugins.builtin.tools.mcp.section import MCPServerConfig
 from marl_plugins.builtin.tools.mcp.servers import MCPServer, Servers
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.tools import FunctionCall, ToolCall
