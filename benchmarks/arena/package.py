@@ -7,7 +7,7 @@ import argparse
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -40,7 +40,7 @@ class ArenaRun:
             setattr(getattr(self.args, section), key, value)
         self.plugins: Sequence[str] = ()
         self.policies: list[RunPolicy] = []
-        self.recipe: Any = None
+        self.trained_roles: Collection[str] = ()
         self._states: dict[type, Any] = {}
 
     def state(self, kind: type[State]) -> State:
@@ -229,7 +229,7 @@ class OfStep:
         assert credit.run
         credit.run.args.rollout = SimpleNamespace(n_samples_per_prompt=samples)
         credit.run.policies = [RunPolicy(role, "tiny") for role in set(game.roles)]
-        credit.run.recipe = SimpleNamespace(roles=set(game.roles), policies_of=lambda role: [role])
+        credit.run.trained_roles = set(game.roles)
 
         async def rollout() -> list[Trajectory]:
             source = self.plugin.marl_step(credit.run, step).source()
