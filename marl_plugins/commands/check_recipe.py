@@ -114,9 +114,8 @@ def _mistakes_named(plan: Plan) -> Iterator[None]:
             getattr(error, "__notes__", ()),
         )
         failures = [failure_of(leaf, where) for leaf in leaves_of(error)]
-        raise ConfigurationError(
-            replace(f, text="; ".join(filter(None, [f.text, *notes]))).mistake for f in failures
-        ) from error
+        told = [replace(f, text="; ".join(filter(None, [f.text, *notes]))) for f in failures]
+        raise ConfigurationError(failure.mistake for failure in told) from error
 
 
 def _twice(plan: Plan, split: str) -> dict[str, Any]:
