@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Awaitable, Generator
-from typing import cast
 
 from marl_plugins import applies_if, hookimpl
 from marl_plugins.builtin.reward_model.backend import BesideRewardModel, ScorerConnection
@@ -109,7 +108,7 @@ def marl_describe(run: Run) -> dict[str, str]:
 @hookimpl(wrapper=True)
 def marl_processes(run: Run) -> Generator[None, ProcessBackend, ProcessBackend]:
     backend = yield
-    return cast("ProcessBackend", BesideRewardModel(backend)) if is_enabled(run) else backend
+    return BesideRewardModel(backend) if is_enabled(run) else backend
 
 
 @hookimpl(tryfirst=True)

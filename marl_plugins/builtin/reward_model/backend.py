@@ -3,13 +3,14 @@ ended with the run's others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.core.process_backend import ProcessBackend
+from marl_plugins.core.process_backend import EngineKind, ProcessBackend, TrainingSpec
 
 if TYPE_CHECKING:
     from marl_plugins.builtin.reward_model.scorer import Scorer
+    from marl_plugins.core.problems import Problem
     from marl_plugins.core.run import Run
 
 
@@ -20,8 +21,7 @@ class ScorerConnection:
     scorer: Scorer | None = None
 
 
-@ProcessBackend.register
-class BesideRewardModel:
+class BesideRewardModel(ProcessBackend):
     """A back-end as it is, and the processes of the reward model, which have devices of their own.
 
     Args:
@@ -30,10 +30,11 @@ class BesideRewardModel:
 
     def __init__(self, policies: ProcessBackend):
         self.policies = policies
-        self.connection = ScorerConnection()
+        self.lasting, self.adapters = policies.lasting, policies.adapters
+        self._run: Run | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.policies, name)
+    def problems(self, run: Run) -> Sequence[Problem]:
+        return self.policies.problems(run)
 
     def devices(self, run: Run) -> Mapping[str, int]:
         size = run.args.reward
@@ -41,6 +42,18 @@ class BesideRewardModel:
             **self.policies.devices(run),
             "reward model": size.num_nodes * size.num_gpus_per_node,
         }
+
+    def engines_of(self, run: Run, policy: str) -> str:
+        return self.policies.engines_of(run, policy)
+
+    def engine_kind(self, run: Run, policy: str) -> EngineKind | None:
+        return self.policies.engine_kind(run, policy)
+
+    def object_store_bytes(self, run: Run) -> int:
+        return self.policies.object_store_bytes(run)
+
+    def check_cluster(self, run: Run) -> None:
+        self.policies.check_cluster(run)
 
     def open(self, run: Run) -> None:
         """Starts the reward model, and waits until it is loaded.
@@ -51,13 +64,21 @@ class BesideRewardModel:
         """
         from marl_plugins.builtin.reward_model.scorer import Scorer
 
-        self.connection = run.state(ScorerConnection)
-        self.connection.scorer = scorer = Scorer(run)
+        self._run = run
+        run.state(ScorerConnection).scorer = scorer = Scorer(run)
         scorer.start()
         self.policies.open(run)
 
+    def processes_of(self, spec: TrainingSpec) -> Any:
+        return self.policies.processes_of(spec)
+
+    def metrics(self) -> dict[str, float]:
+        return self.policies.metrics()
+
     def close(self) -> None:
         self.policies.close()
-        if self.connection.scorer is not None:
-            self.connection.scorer.end()
-        self.connection.scorer = None
+        if self._run is not None:
+            connection = self._run.state(ScorerConnection)
+            if connection.scorer is not None:
+                connection.scorer.end()
+            connection.scorer = None
