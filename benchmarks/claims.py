@@ -75,6 +75,7 @@ COMMANDS = {
         *(f"learning {s} --arms trained frozen" for s in ("trading", "spread")),
         "temperatures trading --seeds 0",
         "temperatures spread --seeds 0",
+        "temperatures spread --factors 0 0.5 1",
     ],
     "Peers that share their attempts": [
         "learning swarm --arms trained frozen",
