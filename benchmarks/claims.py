@@ -74,6 +74,7 @@ COMMANDS = {
     "Two tasks of Sandbox-RL": [
         *(f"learning {s} --arms trained frozen" for s in ("trading", "spread")),
         "temperatures trading --seeds 0",
+        "temperatures trading --seeds 0 1 --factors 0 0.5 1",
         "temperatures spread --seeds 0",
         "temperatures spread --factors 0 0.5 1",
     ],
