@@ -11,7 +11,8 @@ one team. `--presets` runs the paper's methods by name in place of the grid. The
 the gain of the held-out outcome in points, as in `benchmarks.learning`; beside the table, the mean
 of each row and column with its 95 % t-interval over runs. Two runs at a time take five minutes and
 more on two cores, so that the grid of a seed takes an hour and more; finished runs in FOLDER are
-not repeated.
+not repeated. The runs of a seed have to begin alike, so they belong on one machine, which trains
+its own warm start; a table of others is refused.
 """
 
 from __future__ import annotations

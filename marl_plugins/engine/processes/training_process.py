@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -80,15 +80,15 @@ def is_sharded(parameter: torch.nn.Parameter) -> bool:
     return hasattr(parameter, "ds_tensor")
 
 
-def own_part(parameter: Any) -> torch.Tensor:
+def own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
     """Returns the elements of a parameter that this process holds: all, or with ZeRO 3 its share.
 
     DeepSpeed makes all shares the same length and never sets what is beyond the parameter's end
     (zero/partition_parameters.py:1808
     and 1844-1850 of 0.19.6): that may be anything, also not a number.
     """
-    if not is_sharded(parameter):
-        return parameter  # type: ignore[no-any-return]
-    share: torch.Tensor = parameter.ds_tensor
-    first = torch.distributed.get_rank(parameter.ds_process_group) * share.numel()
-    return share[: max(0, parameter.ds_numel - first)]
+    share: torch.Tensor | None = getattr(parameter, "ds_tensor", None)
+    if share is None:
+        return parameter
+    group, count = (getattr(parameter, name) for name in ("ds_process_group", "ds_numel"))
+    return share[: max(0, count - torch.distributed.get_rank(group) * share.numel())]
